@@ -1,0 +1,73 @@
+# `make gsm8k`  the environment (once), then the main job: TBA trains the embedded policy on this machine
+# `make test`   the environment (once), then every check: lint, types, layers, tests with coverage
+#
+# The environment is chosen by the hardware: PROFILE=cpu or gpu overrides. Locks: requirements/*.txt, see `make lock`.
+
+PYTHON  ?= python3
+PROFILE ?= $(shell test -e /proc/driver/nvidia/version && echo gpu || echo cpu)
+VENV    := .venv
+BIN     := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime-$(PROFILE)
+DEV     := $(VENV)/.dev
+TASKS   := $(wildcard tasks/*/pyproject.toml)
+
+# The CPU build of torch carries a local version (+cpu) that PyPI does not hold: where the configured index has none,
+# take it from PyTorch's own.
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+
+# Everything runs offline once installed; a hub is asked only when HF_HUB_OFFLINE=0 is given.
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: gsm8k test check lint types layers unit lock clean help
+.DEFAULT_GOAL := help
+
+help:
+	@grep -E '^#' Makefile | head -4 | cut -c3-
+	@echo 'make check    lint, types and layers only;  make unit   the fast tests only'
+
+gsm8k: $(RUNTIME)
+	$(BIN)/tbactl run gsm8k
+
+test: $(DEV) check
+	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=85
+
+unit: $(DEV)
+	$(BIN)/python -m pytest -m 'not slow'
+
+check: lint types layers
+
+lint: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(DEV)
+	$(BIN)/pyright
+
+layers: $(DEV)
+	$(BIN)/lint-imports
+
+# --no-deps: the lists are complete, and two packages name torchvision and torchaudio, whose PyPI builds break beside a
+# CPU torch and which nothing here uses.
+$(RUNTIME): requirements/$(PROFILE).txt pyproject.toml $(TASKS)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tbactl needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/$(PROFILE).txt || \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/$(PROFILE).txt \
+	    --extra-index-url $(TORCH_CPU_INDEX)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+	    -e . $(foreach task,$(TASKS),-e $(dir $(task)))
+	touch $@
+
+$(DEV): $(RUNTIME) requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/dev.txt
+	touch $@
+
+# Rewrites the locks from requirements/*.in (needs uv). torchgfn and what it imports stay as they are in dev.txt.
+lock:
+	uv pip compile --quiet --no-annotate --no-header --python-version 3.11 requirements/cpu.in | \
+	    grep -vE '^(torchvision|torchaudio|torchcodec)==' > requirements/cpu.txt
+	uv pip compile --quiet --no-annotate --no-header --python-version 3.11 \
+	    --python-platform x86_64-manylinux_2_28 requirements/gpu.in > requirements/gpu.txt
+
+clean:
+	rm -rf $(VENV) runs

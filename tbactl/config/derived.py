@@ -1,0 +1,64 @@
+"""Numbers that follow from a configuration: never settings of their own. Each docstring is the formula."""
+
+from __future__ import annotations
+
+from tbactl.config.sections import RunConfig
+
+# A token in a ring: its id (4 bytes), its log-prob (4) and its share of the text (6; more is possible, hence the
+# factor by which a ring must exceed the largest group).
+BYTES_PER_TOKEN = 14
+BYTES_PER_TRAJECTORY = 256
+RING_SAFETY_FACTOR = 2
+# The version that searchers read and the one being written.
+WEIGHT_VERSIONS_HELD = 2
+
+
+def batch_trajectories(config: RunConfig) -> int:
+    """Trajectories in one optimizer step: B * K."""
+    return config.trainer.prompts_per_step * config.trainer.completions_per_prompt
+
+
+def group_tokens(config: RunConfig) -> int:
+    """Padded tokens of the largest group in a forward pass: K * (max_prompt_tokens + max_new_tokens)."""
+    return config.trainer.completions_per_prompt * sequence_tokens(config)
+
+
+def sequence_tokens(config: RunConfig) -> int:
+    """The longest sequence: max_prompt_tokens + max_new_tokens."""
+    return config.searchers.max_prompt_tokens + config.searchers.max_new_tokens
+
+
+def largest_group_bytes(config: RunConfig) -> int:
+    """A group of S full completions in a ring: 14 * (max_prompt_tokens + S * max_new_tokens) + 256 * (S + 1)."""
+    searchers = config.searchers
+    tokens = searchers.max_prompt_tokens + searchers.num_completions * searchers.max_new_tokens
+    return BYTES_PER_TOKEN * tokens + BYTES_PER_TRAJECTORY * (searchers.num_completions + 1)
+
+
+def smallest_ring_bytes(config: RunConfig) -> int:
+    """The least `searchers.ring_capacity_bytes` that takes any group: 2 * largest_group_bytes."""
+    return RING_SAFETY_FACTOR * largest_group_bytes(config)
+
+
+def shared_memory_bytes(config: RunConfig, *, policy_bytes: int) -> int:
+    """What the run needs in /dev/shm: N * ring_capacity_bytes + 2 * policy_bytes (two versions of the weights)."""
+    rings = config.searchers.num_searchers * config.searchers.ring_capacity_bytes
+    return rings + WEIGHT_VERSIONS_HELD * policy_bytes
+
+
+def freshest_staleness(config: RunConfig) -> int:
+    """Optimizer steps by which the newest obtainable trajectory can lag just before a sync: k - 1; sync mode: 0."""
+    return 0 if config.mode == "sync" else config.sync.period - 1
+
+
+def worst_case_staleness(config: RunConfig) -> int:
+    """The oldest trajectory a batch can hold, in optimizer steps.
+
+    min(max_steps - 1, max_staleness), for the buffer keeps data of step 0 until it is evicted; with
+    `replay.on_policy_fraction` = 1 in sync mode it is 0.
+    """
+    if config.mode == "sync" and config.replay.on_policy_fraction == 1.0:
+        return 0
+    age_of_run = config.trainer.max_steps - 1
+    limit = config.replay.max_staleness
+    return age_of_run if limit is None else min(limit, age_of_run)

@@ -1,0 +1,45 @@
+"""What `python -m tbactl.evaluation --config FILE` is told; `tbactl eval` writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from tbactl.config.sections import NonNegativeFloat, PositiveInt, Section, TaskSection
+
+
+class EvaluationConfig(Section):
+    """One evaluation of one policy."""
+
+    task: TaskSection
+    """Which problems, which reward; `data` is already in its options."""
+    checkpoint: str
+    """A run directory, a checkpoint of one, a directory or hub name in Hugging Face form, or `task:NAME`."""
+    harness: Literal["native", "lm-eval"] = "native"
+    """`native`: the task's own evaluation; `lm-eval`: the lm-evaluation-harness drives our engine."""
+    engine: str = "vllm"
+    """Name of an engine."""
+    engine_options: dict[str, Any] = Field(default_factory=dict)
+    """The engine's own settings."""
+    data: Path | None = None
+    """Problems from this JSONL file instead of the task's own held-out split."""
+    limit: Annotated[int, Field(ge=0)] = 0
+    """Held-out prompts; 0: all of them, or the task's own number where the split has no end."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Of sampling, and of endless splits."""
+    num_samples: PositiveInt = 1
+    """Completions for each prompt: 1 is greedy accuracy at temperature 0, more give avg@k and pass@k."""
+    temperature: NonNegativeFloat = 0.0
+    """Sampling temperature; 0 is greedy."""
+    max_prompt_tokens: PositiveInt = 512
+    """Longer prompts count as wrong, and are counted."""
+    max_new_tokens: PositiveInt = 512
+    """Completions are cut here."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the computation."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Off unless you trust its author."""
+    output: Path | None = None
+    """Directory for the results as JSON; None: only the result line on standard output."""

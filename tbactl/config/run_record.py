@@ -1,0 +1,69 @@
+"""RUN/run.json: which run this is, who runs it, and how it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from tbactl.config.layout import RunLayout
+from tbactl.config.sections import Section
+from tbactl.errors import ConfigError
+
+Outcome = Literal["running", "finished", "stopped", "interrupted", "terminated", "failed"]
+
+
+class RunRecord(Section):
+    """Identity and outcome of a run. A resumed run replaces it; what happened before stands in events.jsonl."""
+
+    name: str
+    """`name` of the configuration."""
+    recipe: str
+    """What the user asked to run."""
+    profile: str
+    """Profile of the recipe: cpu or gpu."""
+    attempt: int
+    """1, and one more with each resume."""
+    pid: int
+    """Process id of the supervisor."""
+    pid_start_ticks: int
+    """When that process started, in clock ticks since boot: with it a reused pid is told from the supervisor."""
+    shm_directory: Path
+    """Where the rings, the weights and the control page lie while the run lives."""
+    started_at: str
+    """UTC, ISO 8601."""
+    outcome: Outcome = "running"
+    exit_code: int | None = None
+    message: str = ""
+    """Why it failed."""
+    ended_at: str | None = None
+    duration_s: float | None = None
+    """From the supervisor's start to its end."""
+    training_s: float | None = None
+    """From the moment all processes were ready to the last optimizer step's end (or the end of the run)."""
+    steps: int | None = None
+    """Optimizer steps done, those before a resume included."""
+    completions: int | None = None
+    """Completions generated in this attempt."""
+
+
+def read_run_record(run_directory: Path) -> RunRecord:
+    """The record of a run directory.
+
+    Raises:
+        ConfigError: it is not a run directory.
+    """
+    path = RunLayout(run_directory).identity
+    try:
+        return RunRecord.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{run_directory} is not a run directory: it has no run.json. Name one that `tbactl run` made "
+            f"(runs/latest is the newest)."
+        ) from None
+    except ValidationError as error:
+        raise ConfigError(
+            f"{path} is damaged or of another version of tbactl: {error.error_count()} problem(s), first "
+            f"'{error.errors()[0]['msg']}'."
+        ) from error

@@ -1,0 +1,95 @@
+"""Names of what varies, resolved to classes only when used, so that nothing heavy is imported to read a recipe.
+
+Built-in names map to "module:attribute"; third parties add entry points in the groups below. A name claimed twice is
+refused. `TBACTL_LOAD_PLUGINS=0` restricts the search to what ships with tbactl and its own tasks.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from tbactl.errors import ConfigError
+
+BUILT_IN: Mapping[str, Mapping[str, str]] = {
+    "tbactl.tasks": {
+        "fake": "tbactl.testing.fake_task:FakeTask",
+    },
+    "tbactl.engines": {
+        "vllm": "tbactl.searcher.engines.vllm_engine:VllmEngine",
+        "transformers": "tbactl.searcher.engines.transformers_engine:TransformersEngine",
+        "fake": "tbactl.testing.fake_engine:FakeEngine",
+    },
+    "tbactl.learners": {
+        "deepspeed": "tbactl.trainer.learner:DeepSpeedLearner",
+        "fake": "tbactl.testing.fake_learner:FakeLearner",
+    },
+    "tbactl.objectives": {
+        "trajectory-balance": "tbactl.objectives.trajectory_balance:TrajectoryBalance",
+    },
+    "tbactl.loggers": {
+        "jsonl": "tbactl.telemetry.jsonl:JsonlLogger",
+        "tensorboard": "tbactl.telemetry.tensorboard:TensorBoardLogger",
+        "wandb": "tbactl.telemetry.wandb:WandbLogger",
+    },
+}
+
+OWN_DISTRIBUTIONS = ("tbactl", "tbactl-math", "tbactl-preference", "tbactl-redteam")
+
+
+def suggestion(name: str, allowed: list[str]) -> str:
+    """' (did you mean ...?)' for a near miss, else an empty string."""
+    close = difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)
+    return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+def available(group: str) -> dict[str, str]:
+    """Name -> "module:attribute" of everything installed in a group.
+
+    Raises:
+        ConfigError: two distributions claim one name.
+    """
+    found = dict(BUILT_IN[group])
+    for point in entry_points(group=group):
+        distribution = point.dist.name.lower() if point.dist else ""
+        if os.environ.get("TBACTL_LOAD_PLUGINS") == "0" and distribution not in OWN_DISTRIBUTIONS:
+            continue
+        if point.name in found and found[point.name] != point.value:
+            raise ConfigError(
+                f"{group}: the name '{point.name}' is claimed by {found[point.name]} and by {point.value} "
+                f"({distribution}); uninstall one of them."
+            )
+        found[point.name] = point.value
+    return found
+
+
+def check_name(group: str, name: str) -> None:
+    """Raise ConfigError, with the allowed names and a suggestion, unless `name` is installed in `group`."""
+    names = sorted(available(group))
+    if name not in names:
+        kind = group.removeprefix("tbactl.").removesuffix("s")
+        listing = ", ".join(names) or "none is installed"
+        raise ConfigError(f"unknown {kind} '{name}'{suggestion(name, names)}; known: {listing}.")
+
+
+def load(group: str, name: str) -> Any:
+    """The class registered under `name`, imported now.
+
+    Raises:
+        ConfigError: the name is unknown, or its module needs a package that is not installed.
+    """
+    check_name(group, name)
+    module_name, _, attribute = available(group)[name].partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.split(".")[0] == "tbactl":
+            raise
+        raise ConfigError(
+            f"'{name}' needs the package '{error.name}', which is not installed; install tbactl with the extra "
+            f"that brings it (`pip install 'tbactl[cpu]'` or `'tbactl[gpu]'`)."
+        ) from error

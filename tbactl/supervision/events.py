@@ -1,0 +1,53 @@
+"""events.jsonl: what the supervisor saw and did, one JSON object a line.
+
+    {"time": "2026-01-31T12:00:00.000+00:00", "elapsed_s": 12.3, "kind": "child_died", "process": "searcher-0",
+     "details": {"pid": 4711, "how": "killed by SIGKILL"}}
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tbactl.clock import Clock
+
+
+class EventLog:
+    """Appends events; each line is with the kernel when `record` returns, so a killed supervisor leaves whole lines."""
+
+    def __init__(self, path: Path, *, clock: Clock) -> None:
+        self._clock = clock
+        self._started_s = clock.monotonic_s()
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the supervisor's start."""
+        return self._clock.monotonic_s() - self._started_s
+
+    def record(self, kind: str, *, process: str = "supervisor", **details: Any) -> None:
+        """Append one event."""
+        event = {
+            "time": utc(self._clock.wall_s()),
+            "elapsed_s": round(self.elapsed_s, 3),
+            "kind": kind,
+            "process": process,
+            "details": details,
+        }
+        self._file.write(json.dumps(event) + "\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def utc(wall_s: float) -> str:
+    """Seconds since the epoch as ISO 8601 in UTC."""
+    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")
