@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tbactl.config.sections import RunConfig
 
-# A token in a ring: its id (4 bytes), its log-prob (4) and its share of the text (6; more is possible, hence the
-# factor by which a ring must exceed the largest group).
+# msgpack: up to 5 bytes for a token's id and 9 for its log-prob. Its text comes on top, hence the factor by which a ring
+# must exceed the largest group.
 BYTES_PER_TOKEN = 14
 BYTES_PER_TRAJECTORY = 256
 RING_SAFETY_FACTOR = 2
-# The version that searchers read and the one being written.
-WEIGHT_VERSIONS_HELD = 2
+# The version that searchers read, an older one that a slow searcher still maps, and the one being written.
+WEIGHT_VERSIONS_HELD = 3
 
 
 def batch_trajectories(config: RunConfig) -> int:
@@ -41,7 +41,7 @@ def smallest_ring_bytes(config: RunConfig) -> int:
 
 
 def shared_memory_bytes(config: RunConfig, *, policy_bytes: int) -> int:
-    """What the run needs in /dev/shm: N * ring_capacity_bytes + 2 * policy_bytes (two versions of the weights)."""
+    """What the run needs in /dev/shm: N * ring_capacity_bytes + 3 * policy_bytes (three versions of the weights)."""
     rings = config.searchers.num_searchers * config.searchers.ring_capacity_bytes
     return rings + WEIGHT_VERSIONS_HELD * policy_bytes
 

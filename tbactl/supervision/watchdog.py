@@ -1,41 +1,60 @@
-"""Judges a living child by what it writes into its slot of the control page. No clock, no process: pure."""
+"""Judges living children by what they write into the control page. No clock, no process: pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from tbactl.config.sections import SupervisionSection
+from tbactl.config.sections import EvaluationSection, SupervisionSection
 from tbactl.ipc.control_page import ProcessState
 
 
 def complaint(
-    slot: Mapping[str, float], *, now_ns: int, started_ns: int, bounds: SupervisionSection, patient: bool = False
+    slot: Mapping[str, float],
+    *,
+    now_ns: int,
+    started_ns: int,
+    supervision: SupervisionSection,
+    evaluation: EvaluationSection,
 ) -> str | None:
     """What is wrong with a child, or None.
+
+    While it loads only the start limit applies: importing and compiling may hold the interpreter's lock for long.
 
     Args:
         slot: snapshot of its slot.
         now_ns: CLOCK_MONOTONIC now.
         started_ns: when it was started.
-        bounds: the limits.
-        patient: it is known to be in one long step (an evaluation): do not ask for progress.
+        supervision: the limits.
+        evaluation: the limit of a searcher that is evaluating.
     """
     state = ProcessState(int(slot["state"]))
     age_s = (now_ns - started_ns) / 1e9
-    if state < ProcessState.READY and age_s > bounds.start_timeout_s:
-        return f"not ready after {age_s:.0f} s (supervision.start_timeout_s = {bounds.start_timeout_s:g})"
-    if slot["heartbeat_ns"] == 0:  # it has not come to its first heartbeat: only the limit above applies
-        return None
+    if state < ProcessState.READY:
+        limit_s = supervision.start_timeout_s
+        return f"not ready after {age_s:.0f} s (supervision.start_timeout_s = {limit_s:g})" if age_s > limit_s else None
     heartbeat_s = (now_ns - slot["heartbeat_ns"]) / 1e9
-    if heartbeat_s > bounds.heartbeat_timeout_s:
+    if heartbeat_s > supervision.heartbeat_timeout_s:
         return (
-            f"no heartbeat for {heartbeat_s:.1f} s (supervision.heartbeat_timeout_s = {bounds.heartbeat_timeout_s:g}): "
-            f"stopped, swapped out or dead"
+            f"no heartbeat for {heartbeat_s:.1f} s (supervision.heartbeat_timeout_s = "
+            f"{supervision.heartbeat_timeout_s:g}): it is stopped or swapped out"
         )
     progress_s = (now_ns - slot["progress_ns"]) / 1e9
-    if state in (ProcessState.READY, ProcessState.RUNNING) and not patient and progress_s > bounds.progress_timeout_s:
-        return (
-            f"no progress for {progress_s:.0f} s (supervision.progress_timeout_s = {bounds.progress_timeout_s:g}); "
-            f"its stacks are in its log"
-        )
+    limit_s = supervision.progress_timeout_s
+    if slot.get("evaluating"):
+        limit_s = max(limit_s, evaluation.timeout_s)
+    if state is ProcessState.RUNNING and progress_s > limit_s:
+        return f"its main loop has not moved for {progress_s:.0f} s (limit {limit_s:g}); its stacks are in its log"
     return None
+
+
+# When none of these has changed for long, the run as a whole stands still, though every process may be busy waiting.
+TRAINER_PROGRESS = ("policy_version", "num_trajectories_received", "num_trajectories_trained", "checkpoint_step", "phase")
+SEARCHER_PROGRESS = ("tokens_generated", "loaded_version", "evaluated_version_plus_1", "state")
+
+
+def progress_of(trainer: Mapping[str, float], searchers: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
+    """Numbers of which at least one changes whenever the run gets on."""
+    return (
+        *(trainer[name] for name in TRAINER_PROGRESS),
+        *(searcher[name] for searcher in searchers for name in SEARCHER_PROGRESS),
+    )

@@ -13,7 +13,7 @@ from tbactl.objectives.batch import ObjectiveBatch
 
 def sequence_logprob(logprobs: Tensor, mask: Tensor) -> Tensor:
     """Sum of the log-probs of one trajectory's completion tokens."""
-    total = logprobs.new_zeros(())
+    total = logprobs[:0].sum()  # zero, but part of the graph even where no token is scored
     for logprob, is_completion in zip(logprobs, mask.tolist(), strict=True):
         if is_completion:
             total = total + logprob

@@ -201,4 +201,6 @@ def _read_hub(source: str, *, split: str) -> Iterable[Mapping[str, Any]]:
         return load_dataset(name, configuration or None, split=split)
     except Exception as error:  # the hub's client raises many unrelated types for "not there" and "no network"
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise TaskError(f'cannot load "{source}" (split {split}) from the hub: {reason}; or give a .jsonl path') from error
+        raise TaskError(
+            f'cannot load "{source}" (split {split}) from the hub: {reason}; or give a .jsonl path'
+        ) from error

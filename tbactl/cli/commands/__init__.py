@@ -1,0 +1,1 @@
+"""The commands; `tbactl.cli.main.COMMANDS` lists them."""

@@ -1,0 +1,118 @@
+"""`tbactl run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tbactl import __version__
+from tbactl.cli.arguments import AsJson, Overrides, Plain, command_app, find_run
+from tbactl.cli.output import plain, print_json
+from tbactl.cli.plan import plan_lines
+from tbactl.config.hardware import PROFILES, Profile
+from tbactl.config.loading import LoadedRecipe, load_recipe
+from tbactl.config.packages import missing_packages
+from tbactl.config.resume import load_resumed
+from tbactl.errors import ConfigError
+
+app = command_app()
+
+
+@app.command()
+def run(
+    recipe: Annotated[
+        str | None, typer.Argument(help="Name of a shipped recipe (`tbactl recipes list`) or a TOML file.")
+    ] = None,
+    overrides: Overrides = [],  # noqa: B006 typer wants the default here and copies it
+    profile: Annotated[
+        str | None, typer.Option(metavar="cpu|gpu", help="Profile of the recipe; the default fits the hardware found.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything and write the resolved configuration; start nothing.")
+    ] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Continue a run from its last checkpoint: a directory, a name, 'latest'."),
+    ] = None,
+    plain_lines: Plain = False,
+    as_json: AsJson = False,
+) -> int:
+    """Train a policy with TBA, as a recipe says.
+
+    Searchers and trainer run as processes of their own; Ctrl-C once ends with a checkpoint, twice at once. Exit codes:
+    0 finished, 3 wrong configuration, 4 task, 5 a process failed for good, 6 out of memory or /dev/shm, 7 checkpoint,
+    130 interrupted.
+    """
+    if (recipe is None) == (resume is None):
+        raise typer.BadParameter("give either a RECIPE or --resume RUN", param_hint="RECIPE")
+    if resume is not None:
+        if profile is not None:
+            raise typer.BadParameter("a resumed run keeps its profile", param_hint="--profile")
+        run_directory = find_run(resume)
+        loaded = load_resumed(run_directory, overrides=overrides)
+    else:
+        assert recipe is not None
+        run_directory = None
+        loaded = load_recipe(recipe, overrides=overrides, profile=_profile(profile))
+    config = loaded.run_config
+    if not as_json:
+        _announce(loaded, resumed=run_directory)
+    missing = missing_packages(config)
+    if dry_run:
+        return _show_plan(loaded, missing=missing, as_json=as_json)
+    if missing:
+        raise ConfigError(*missing)
+    from tbactl.supervision.supervisor import run_to_end
+
+    return run_to_end(
+        config,
+        recipe_name=loaded.name,
+        profile=loaded.profile,
+        resume=run_directory,
+        plain=plain_lines or as_json,
+    )
+
+
+def _profile(name: str | None) -> Profile | None:
+    for profile in PROFILES:
+        if name == profile:
+            return profile
+    if name is not None:
+        raise typer.BadParameter(f"'{name}' must be one of {', '.join(PROFILES)}", param_hint="--profile")
+    return None
+
+
+def _announce(loaded: LoadedRecipe, *, resumed: Path | None) -> None:
+    first = f"tbactl {__version__} | recipe {loaded.name} | profile {loaded.profile}: {loaded.profile_reason}"
+    typer.echo(plain(first if resumed is None else f"{first} | resumes {resumed}"))
+    for warning in loaded.warnings:
+        typer.echo(f"warning: {plain(warning)}", err=True)
+
+
+def _show_plan(loaded: LoadedRecipe, *, missing: list[str], as_json: bool) -> int:
+    from tbactl.supervision.run_directory import prepare
+
+    config = loaded.run_config
+    directory = prepare(config, recipe_name=loaded.name, profile=loaded.profile)
+    warnings = [*loaded.warnings, *missing]
+    if as_json:
+        print_json(
+            {
+                "recipe": loaded.name,
+                "profile": loaded.profile,
+                "profile_reason": loaded.profile_reason,
+                "run_directory": str(directory.root),
+                "sources": [str(source) for source in loaded.sources],
+                "warnings": warnings,
+                "config": config.model_dump(mode="json"),
+            }
+        )
+        return 0
+    for line in plan_lines(config):
+        typer.echo(plain(line))
+    for sentence in missing:
+        typer.echo(f"warning: {plain(sentence)}", err=True)
+    typer.echo(f"checked; the resolved configuration is in {directory.root}/config. Nothing was started.")
+    return 0

@@ -1,0 +1,41 @@
+"""The one place where a failure becomes text and an exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import typer
+from typer.exceptions import TyperException
+
+from tbactl.cli.output import plain
+from tbactl.errors import ConfigError, TbactlError
+
+
+def report(error: Exception, *, as_json: bool) -> int | None:
+    """Print a failure that is the user's to mend; returns its exit code, or None when the fault is ours."""
+    if isinstance(error, TbactlError):
+        problems = list(error.problems) if isinstance(error, ConfigError) else [str(error)]
+        exit_code = error.exit_code
+    elif isinstance(error, TyperException):
+        problems, exit_code = [error.format_message()], error.exit_code
+    elif isinstance(error, typer.Abort):
+        problems, exit_code = ["aborted"], 1
+    else:
+        return None
+    if as_json:
+        document = {"error": type(error).__name__, "exit_code": exit_code, "problems": problems}
+        typer.echo(json.dumps(document, indent=2), err=True)
+    elif isinstance(error, TyperException) and hasattr(error, "show"):
+        error.show(file=sys.stderr)
+    else:
+        typer.echo(_as_text(problems), err=True)
+    return exit_code
+
+
+def _as_text(problems: list[str]) -> str:
+    if len(problems) == 1:
+        return f"error: {plain(problems[0], keep_lines=True)}"
+    lines = [f"error: {len(problems)} problems"]
+    lines.extend(f"  {number}. {plain(problem, keep_lines=True)}" for number, problem in enumerate(problems, start=1))
+    return "\n".join(lines)

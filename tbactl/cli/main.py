@@ -1,0 +1,96 @@
+"""`tbactl`: the list of commands, and the one place where a failure becomes a message and an exit code.
+
+A command's module is imported only when that command is invoked, so that `tbactl --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from tbactl import __version__
+from tbactl.errors import EXIT_INTERRUPTED
+
+# Name -> module and first line of help; the module's `app` says the rest.
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "run": ("tbactl.cli.commands.run", "Train a policy with TBA, as a recipe says."),
+    "eval": ("tbactl.cli.commands.eval", "Measure a checkpoint on a task."),
+    "sft": ("tbactl.cli.commands.sft", "Make a start policy by supervised fine-tuning."),
+    "watch": ("tbactl.cli.commands.watch", "Show a run, live or finished, in another terminal."),
+    "stop": ("tbactl.cli.commands.stop", "Ask a run to stop: it ends with a checkpoint."),
+    "tasks": ("tbactl.cli.commands.tasks", "List, check and audit tasks and their rewards."),
+    "recipes": ("tbactl.cli.commands.recipes", "List and show recipes."),
+    "doctor": ("tbactl.cli.commands.doctor", "Say what of this machine tbactl can use, and what is missing."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group that knows its commands by name and imports one when it is invoked."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, (_, summary) in COMMANDS.items():
+            self.commands[name] = TyperCommand(name, help=summary)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in COMMANDS:
+            self.commands[args[0]] = load_command(args[0])
+        return super().resolve_command(ctx, args)
+
+
+def load_command(name: str) -> Any:
+    """Import a command's module and build the command."""
+    command = typer.main.get_command(importlib.import_module(COMMANDS[name][0]).app)
+    command.name = name
+    return command
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"tbactl {__version__}")
+        raise typer.Exit
+
+
+# Help is plain text: importing rich for it takes three times as long as everything else together.
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def tbactl(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Asynchronous RL post-training of language models with Trajectory Balance (TBA).
+
+    `tbactl run gsm8k` trains a small policy on this machine in minutes; `tbactl doctor` says what is missing for it.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code.
+
+    A failure is one message on standard error and an exit code by its kind (errors.py). With `--json` among the
+    arguments the message is JSON. TBACTL_DEBUG=1 adds the traceback.
+    """
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        result = typer.main.get_command(app).main(args=arguments, prog_name="tbactl", standalone_mode=False)
+    except Exception as error:
+        from tbactl.cli.failures import report
+
+        if os.environ.get("TBACTL_DEBUG") == "1":
+            raise
+        exit_code = report(error, as_json="--json" in arguments)
+        if exit_code is None:
+            raise
+        return exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return result if isinstance(result, int) else 0

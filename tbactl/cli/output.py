@@ -1,0 +1,35 @@
+"""What commands print: JSON for programs, tables for people. What comes from a file or a model is data, never markup."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+
+def plain(text: object, *, keep_lines: bool = False) -> str:
+    """Text without characters that command a terminal; line breaks become spaces unless they are kept."""
+    lines = str(text).replace("\t", "    ").splitlines()
+    return ("\n" if keep_lines else " ").join("".join(c for c in line if c.isprintable()) for line in lines)
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on standard output."""
+    typer.echo(json.dumps(document, indent=2, default=str))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None) -> None:
+    """A table as wide as the terminal; plain aligned text when piped."""
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    style = box.SIMPLE_HEAD if console.is_terminal else None
+    table = Table(*columns, box=style, title=title, title_justify="left", pad_edge=False)
+    for row in rows:
+        table.add_row(*(escape(plain(cell)) for cell in row))
+    console.print(table)

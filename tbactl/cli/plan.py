@@ -1,0 +1,61 @@
+"""A configuration as a person wants to read it before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tbactl.config.derived import (
+    batch_trajectories,
+    freshest_staleness,
+    largest_group_bytes,
+    shared_memory_bytes,
+    worst_case_staleness,
+)
+from tbactl.config.sections import RunConfig
+
+MIB = 2**20
+
+
+def plan_lines(config: RunConfig) -> Iterator[str]:
+    """A dozen lines: who does what, and the numbers that follow."""
+    searchers, trainer, objective, replay = config.searchers, config.trainer, config.objective, config.replay
+    yield f"  run        {config.name}, mode {config.mode}, seed {config.seed}"
+    yield f"  task       {config.task.kind} {_options(config.task.options)}"
+    yield f"  policy     {config.policy.path}, {config.policy.dtype}"
+    yield (
+        f"  searchers  {searchers.num_searchers} x {searchers.engine}: {searchers.num_completions} completions a prompt, "
+        f"{searchers.max_new_tokens} new tokens, temperature {searchers.temperature:g}"
+    )
+    yield (
+        f"  trainer    {trainer.num_ranks} x {trainer.kind}, ZeRO {trainer.zero_stage}: {trainer.max_steps} steps of "
+        f"{trainer.prompts_per_step} prompts x {trainer.completions_per_prompt} = {batch_trajectories(config)} "
+        f"trajectories, learning rate {trainer.learning_rate:g} ({trainer.lr_schedule})"
+    )
+    beta_end = f" -> {objective.beta_final:g} over {objective.beta_steps} steps" if objective.beta_final else ""
+    yield f"  objective  {objective.kind}, beta {objective.beta:g}{beta_end}"
+    yield (
+        f"  replay     {replay.capacity} trajectories, training starts at {replay.initial_trajectories}, "
+        f"on-policy fraction {replay.on_policy_fraction:g}, else {replay.prioritization}"
+    )
+    yield (
+        f"  staleness  the newest data is at most {freshest_staleness(config)} steps old at a sync (every "
+        f"{config.sync.period}), the oldest {worst_case_staleness(config)}"
+    )
+    yield f"  evaluation {_evaluation(config)}"
+    yield (
+        f"  /dev/shm   {shared_memory_bytes(config, policy_bytes=0) / MIB:.0f} MiB for rings (largest group "
+        f"{largest_group_bytes(config) / MIB:.2f} MiB) and twice the policy"
+    )
+
+
+def _options(options: dict[str, object]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in options.items())
+
+
+def _evaluation(config: RunConfig) -> str:
+    evaluation = config.evaluation
+    if not evaluation.num_prompts:
+        return "none"
+    when = f"every {evaluation.period} steps, " if evaluation.period else ""
+    target = f"; target {evaluation.target:g}" if evaluation.target is not None else ""
+    return f"{evaluation.num_prompts} held-out prompts, {when}before and after{target}"

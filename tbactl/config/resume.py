@@ -1,0 +1,86 @@
+"""The configuration of a resumed run: what the run was started with, and the few settings that may change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tbactl.config import rules
+from tbactl.config.hardware import PROFILES, Profile
+from tbactl.config.layout import RunLayout
+from tbactl.config.loading import LoadedRecipe, run_problems, validated
+from tbactl.config.overrides import ORIGIN, apply_overrides
+from tbactl.config.problems import located
+from tbactl.config.recipes import shown_path
+from tbactl.config.run_record import read_run_record
+from tbactl.config.sections import RunConfig
+from tbactl.config.settings import Settings, dotted
+from tbactl.config.toml_lines import KeyPath
+from tbactl.errors import CheckpointError, ConfigError
+
+# Sections and keys that neither optimizer, buffer nor random streams depend on.
+CHANGEABLE: tuple[KeyPath, ...] = (
+    ("trainer", "max_steps"),
+    ("evaluation",),
+    ("checkpoint",),
+    ("supervision",),
+    ("logging",),
+    ("sync", "acknowledge_timeout_s"),
+    ("sync", "max_logprob_difference"),
+)
+
+
+def load_resumed(run_directory: Path, *, overrides: Sequence[str] = ()) -> LoadedRecipe:
+    """Configuration, recipe name and profile of an earlier run, with overrides.
+
+    Args:
+        run_directory: what `tbactl run` made.
+        overrides: `dotted.key=value`; only CHANGEABLE settings.
+
+    Raises:
+        CheckpointError: the run has no usable configuration.
+        ConfigError: an override is wrong, or changes what a resumed run must keep.
+    """
+    record = read_run_record(run_directory)
+    resolved = RunLayout(run_directory).resolved_config
+    settings = Settings()
+    try:
+        settings.merge(json.loads(resolved.read_text(encoding="utf-8")), file=shown_path(resolved), lines={})
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{shown_path(resolved)}: cannot be read: {error}; this run cannot be resumed.") from None
+    before = RunConfig.model_validate_json(json.dumps(settings.values))
+    problems = apply_overrides(settings, overrides)
+    config = validated(RunConfig, settings, check=run_problems, problems=problems)
+    if config is not None:
+        problems.extend(_forbidden_changes(before, config))
+    if problems or config is None:
+        raise ConfigError(*problems)
+    profile: Profile = next(name for name in PROFILES if name == record.profile)
+    return LoadedRecipe(
+        name=record.recipe,
+        kind="run",
+        config=config,
+        profile=profile,
+        profile_reason="of the run that is resumed",
+        sources=(resolved,),
+        warnings=tuple(located(problem, settings) for rule in rules.WARNINGS for problem in rule(config)),
+    )
+
+
+def _forbidden_changes(before: RunConfig, after: RunConfig) -> list[str]:
+    old, new = before.model_dump(mode="json"), after.model_dump(mode="json")
+    changeable = ", ".join(dotted(path) for path in CHANGEABLE)
+    return [
+        f"{ORIGIN}: {dotted(path)} is fixed since the run began, for a resumed run continues the same optimizer, buffer "
+        f"and random streams; it may change {changeable}. Start a new run for this."
+        for path in _differences(old, new)
+        if not any(path[: len(allowed)] == allowed for allowed in CHANGEABLE)
+    ]
+
+
+def _differences(old: object, new: object, path: KeyPath = ()) -> list[KeyPath]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        names = sorted({*old, *new})
+        return [found for name in names for found in _differences(old.get(name), new.get(name), (*path, name))]
+    return [] if old == new else [path]

@@ -1,0 +1,261 @@
+"""The central store of trajectories, by prompt. The trainer's intake inserts, a sampler draws, the checkpoint saves it.
+
+Before this file on the way of a trajectory: the ring. After it: `samplers.py`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from tbactl.errors import ConfigError, TaskError
+from tbactl.replay.entries import StoredPrompt, StoredTrajectory
+from tbactl.replay.prompt_orders import RecencyOrder, Urn
+from tbactl.types import TrajectoryGroup
+
+MIN_GROUP_SIZE = 2
+"""Distinct trajectories a prompt needs to be drawn: the residual of one, or of copies of one, is zero."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class InsertReport:
+    """What one insertion did."""
+
+    num_new: int
+    num_duplicates: int
+    """Trajectories whose tokens the prompt held already; the newer copy stays."""
+    num_evicted: int
+    """Trajectories, of whatever prompt, that left because the prompt or the buffer was full."""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class BufferCounters:
+    """Running totals over the life of a buffer, restarts included."""
+
+    num_insertions: int = 0
+    num_new: int = 0
+    num_duplicates: int = 0
+    num_evicted: int = 0
+    num_expired: int = 0
+    num_draws: int = 0
+
+
+class ReplayBuffer:
+    """Trajectories of all searchers under their prompts; bounded, without duplicates, oldest out first.
+
+    *Oldest* is by policy version, then by insertion (`StoredTrajectory.age_key`), within a prompt and in the whole
+    buffer alike. A prompt can be drawn while it holds two distinct trajectories, and disappears when it holds none.
+    An insertion costs O(log capacity_per_prompt) a trajectory, whatever the size of the buffer. Not thread-safe.
+
+    `prompts`, `urn`, `recency` and `counters` are for the samplers, statistics and snapshots of this package.
+
+    Example:
+        buffer = ReplayBuffer(capacity=100_000, capacity_per_prompt=100)
+        buffer.insert(group)
+        groups = sampler.select(buffer, num_prompts=16, num_per_prompt=8, policy_version=3, rng=rng)
+
+    Args:
+        capacity: Trajectories kept in all, >= 2.
+        capacity_per_prompt: Trajectories kept for each prompt, >= 2.
+
+    Raises:
+        ConfigError: A capacity is smaller than a group.
+    """
+
+    def __init__(self, *, capacity: int, capacity_per_prompt: int) -> None:
+        problems = [
+            f"replay.{name} is {value}; a group needs at least {MIN_GROUP_SIZE} trajectories."
+            for name, value in (("capacity", capacity), ("capacity_per_prompt", capacity_per_prompt))
+            if value < MIN_GROUP_SIZE
+        ]
+        if problems:
+            raise ConfigError(*problems)
+        self.capacity = capacity
+        self.capacity_per_prompt = capacity_per_prompt
+        self.prompts: dict[int, StoredPrompt] = {}
+        self.urn = Urn()
+        self.recency = RecencyOrder()
+        self.counters = BufferCounters()
+        self._ages = _AgeOrder()
+
+    def __len__(self) -> int:
+        """Trajectories held."""
+        return len(self._ages)
+
+    @property
+    def num_eligible_prompts(self) -> int:
+        """Prompts with at least two distinct trajectories: those that can be drawn."""
+        return len(self.urn)
+
+    @property
+    def versions(self) -> dict[int, int]:
+        """Trajectories held of each policy version, oldest first."""
+        return self._ages.versions
+
+    @property
+    def rewards(self) -> array[float]:
+        """Rewards of all trajectories, in no meaningful order. A copy."""
+        return array("d", (stored.reward for prompt in self.prompts.values() for stored in prompt.trajectories))
+
+    @property
+    def samples_per_insert(self) -> float:
+        """How often a trajectory was drawn so far, on average over all distinct ones that were inserted."""
+        return self.counters.num_draws / max(self.counters.num_new, 1)
+
+    def insert(self, group: TrajectoryGroup) -> InsertReport:
+        """Add the trajectories of a group to its prompt, then evict what is too much, the oldest first.
+
+        Of two trajectories of a prompt with the same tokens, the one of the newer version stays (of the same version:
+        the one inserted later), with its log-probs, reward and uid; the number of draws is carried over.
+
+        Raises:
+            TaskError: The prompt id is known with other prompt tokens, or a reward is not finite.
+        """
+        self._check(group)
+        prompt = self.prompts.get(group.prompt_id)
+        if prompt is None:
+            prompt = self.prompts[group.prompt_id] = StoredPrompt(group)
+        else:
+            prompt.use_header_of(group)
+        before = dataclasses.replace(self.counters)
+        for trajectory in group.trajectories:
+            stored = StoredTrajectory.from_trajectory(trajectory, insert_number=self.counters.num_insertions)
+            self.counters.num_insertions += 1
+            self._insert_one(prompt, stored)
+        self._file(prompt)
+        self._enforce_capacity(prompt)
+        return InsertReport(
+            num_new=self.counters.num_new - before.num_new,
+            num_duplicates=self.counters.num_duplicates - before.num_duplicates,
+            num_evicted=self.counters.num_evicted - before.num_evicted,
+        )
+
+    def _check(self, group: TrajectoryGroup) -> None:
+        known = self.prompts.get(group.prompt_id)
+        if known is not None and known.header.prompt_token_ids != group.prompt_token_ids:
+            raise TaskError(
+                f"prompt id {group.prompt_id} stands for two prompts: {known.header.prompt_text[:60]!r} and "
+                f"{group.prompt_text[:60]!r}; a task must give each prompt its own id."
+            )
+        for trajectory in group.trajectories:
+            if not math.isfinite(trajectory.reward):
+                raise TaskError(f"trajectory {trajectory.uid} has reward {trajectory.reward}; it must be finite.")
+
+    def _insert_one(self, prompt: StoredPrompt, stored: StoredTrajectory) -> None:
+        known = prompt.find(stored.token_ids)
+        if known is None:
+            self.counters.num_new += 1
+        else:
+            self.counters.num_duplicates += 1
+            if known.version > stored.version:
+                return
+            stored.num_draws = known.num_draws
+            self._ages.remove(known)
+            prompt.remove(known)
+        prompt.add(stored)
+        self._ages.add(stored, prompt_id=prompt.header.prompt_id)
+
+    def _enforce_capacity(self, prompt: StoredPrompt) -> None:
+        while len(prompt.trajectories) > self.capacity_per_prompt:
+            self._drop(prompt, prompt.trajectories[0])
+            self.counters.num_evicted += 1
+        while len(self) > self.capacity:
+            self._drop_oldest()
+            self.counters.num_evicted += 1
+
+    def _drop_oldest(self) -> None:
+        stored, prompt_id = self._ages.oldest()
+        self._drop(self.prompts[prompt_id], stored)
+
+    def _drop(self, prompt: StoredPrompt, stored: StoredTrajectory) -> None:
+        self._ages.remove(stored)
+        prompt.remove(stored)
+        self._file(prompt)
+
+    def _file(self, prompt: StoredPrompt) -> None:
+        """Put a changed prompt where it belongs in the orders of drawing, or nowhere."""
+        prompt_id = prompt.header.prompt_id
+        if len(prompt.trajectories) >= MIN_GROUP_SIZE:
+            self.recency.place(prompt_id, (prompt.num_fresh > 0, prompt.newest_version))
+            if prompt_id not in self.urn:
+                self.urn.add(prompt_id)
+        else:
+            self.recency.discard(prompt_id)
+            if prompt_id in self.urn:
+                self.urn.remove(prompt_id)
+            if not prompt.trajectories:
+                del self.prompts[prompt_id]
+
+    def expire(self, *, oldest_version: int) -> int:
+        """Remove all trajectories of versions before `oldest_version`; returns how many."""
+        num_before = len(self)
+        while self._ages and self._ages.oldest()[0].version < oldest_version:
+            self._drop_oldest()
+        num_expired = num_before - len(self)
+        self.counters.num_expired += num_expired
+        return num_expired
+
+    def draw(self, prompt_id: int, chosen: Sequence[int]) -> TrajectoryGroup:
+        """The group of the chosen trajectories (indexes into the prompt's, oldest first; may repeat), counted as used."""
+        prompt = self.prompts[prompt_id]
+        trajectories = [prompt.trajectories[index] for index in chosen]
+        for stored in trajectories:
+            stored.num_draws += 1
+        self.counters.num_draws += len(trajectories)
+        prompt.mark_drawn(insert_number=self.counters.num_insertions - 1)
+        self._file(prompt)
+        return prompt.group(trajectories)
+
+    def restore_prompt(self, prompt: StoredPrompt) -> None:
+        """Take over a prompt from a snapshot, which restores the orders of drawing itself."""
+        assert prompt.header.prompt_id not in self.prompts
+        self.prompts[prompt.header.prompt_id] = prompt
+
+    def finish_restore(self) -> int:
+        """Index restored trajectories by age, evict what exceeds the capacities; returns how many were evicted."""
+        held = [(stored, prompt_id) for prompt_id, prompt in self.prompts.items() for stored in prompt.trajectories]
+        held.sort(key=lambda item: item[0].insert_number)
+        for stored, prompt_id in held:
+            self._ages.add(stored, prompt_id=prompt_id)
+        for prompt in list(self.prompts.values()):
+            self._enforce_capacity(prompt)
+        return len(held) - len(self)
+
+
+class _AgeOrder:
+    """All trajectories, oldest first: a queue for each version. O(1) but for a version's first and last trajectory."""
+
+    def __init__(self) -> None:
+        self._queues: dict[int, OrderedDict[int, tuple[StoredTrajectory, int]]] = {}
+        self._sorted_versions: list[int] = []
+        self._num_held = 0
+
+    def __len__(self) -> int:
+        return self._num_held
+
+    @property
+    def versions(self) -> dict[int, int]:
+        return {version: len(self._queues[version]) for version in self._sorted_versions}
+
+    def add(self, stored: StoredTrajectory, *, prompt_id: int) -> None:
+        """Add one that was inserted after all others of its version."""
+        if stored.version not in self._queues:
+            self._queues[stored.version] = OrderedDict()
+            bisect.insort(self._sorted_versions, stored.version)
+        self._queues[stored.version][stored.insert_number] = (stored, prompt_id)
+        self._num_held += 1
+
+    def remove(self, stored: StoredTrajectory) -> None:
+        queue = self._queues[stored.version]
+        del queue[stored.insert_number]
+        if not queue:
+            del self._queues[stored.version]
+            self._sorted_versions.remove(stored.version)
+        self._num_held -= 1
+
+    def oldest(self) -> tuple[StoredTrajectory, int]:
+        return next(iter(self._queues[self._sorted_versions[0]].values()))

@@ -1,0 +1,65 @@
+"""Where the initial policy lies, and how large its published weights will be, found without torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from tbactl.config.sections import PolicySection, RunConfig
+from tbactl.errors import ConfigError
+from tbactl.registry import load
+
+TASK_PREFIX = "task:"
+BYTES_PER_PARAMETER = {"float32": 4, "bfloat16": 2}
+MAX_HEADER_BYTES = 100 * 2**20
+
+
+def resolve_policy(config: RunConfig) -> Path:
+    """`policy.path` as a local directory, or the hub name as it is.
+
+    Raises:
+        ConfigError: `task:NAME` names a policy that the task does not ship.
+    """
+    path = config.policy.path
+    if not path.startswith(TASK_PREFIX):
+        directory = Path(path).expanduser()
+        return directory.resolve() if directory.is_dir() else Path(path)
+    task_class = load("tbactl.tasks", config.task.kind)
+    find = getattr(task_class, "policy_directory", None)
+    if find is None:
+        raise ConfigError(f"policy.path = '{path}': the task '{config.task.kind}' ships no policy; give a directory.")
+    return Path(find(path.removeprefix(TASK_PREFIX)))
+
+
+def published_bytes(policy: PolicySection, *, directory: Path) -> int:
+    """Size of one version of the weights as searchers get it: every parameter in `policy.dtype`, tied ones twice.
+
+    0 for a hub name that is not a local directory: its size is not known before it is loaded.
+    """
+    shapes: dict[str, list[int]] = {}
+    for file in sorted(directory.glob("*.safetensors")) if directory.is_dir() else ():
+        shapes |= _tensor_shapes(file)
+    parameters = sum(math.prod(shape) for shape in shapes.values())
+    if shapes and "lm_head.weight" not in shapes:
+        settings = _settings(directory)
+        parameters += int(settings.get("vocab_size", 0)) * int(settings.get("hidden_size", 0))
+    return parameters * BYTES_PER_PARAMETER[policy.dtype]
+
+
+def _tensor_shapes(file: Path) -> dict[str, list[int]]:
+    # A safetensors file starts with the length of its JSON header: 8 bytes, little-endian.
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > MAX_HEADER_BYTES:
+            raise ConfigError(f"{file} is not a safetensors file: its header would have {length:,} bytes.")
+        header = json.loads(stream.read(length))
+    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+
+
+def _settings(directory: Path) -> dict[str, Any]:
+    try:
+        return json.loads((directory / "config.json").read_bytes())
+    except FileNotFoundError:
+        return {}

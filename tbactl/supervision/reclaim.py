@@ -1,0 +1,105 @@
+"""What dead runs left in /dev/shm, and who may remove it.
+
+The supervisor of a run holds a lock on the owner file in its directory for as long as it lives. The kernel releases the
+lock when the process ends, whatever ended it, so "the lock is free" means "the owner is dead", also across containers
+that share /dev/shm and number their processes each in its own way.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tbactl.config.layout import SHM_PREFIX, SHM_ROOT, ShmLayout
+from tbactl.supervision.identity import processes_with
+from tbactl.supervision.placement import RUN_VARIABLE
+
+# A directory without an owner file is being made by somebody right now, unless it is older than this.
+UNOWNED_GRACE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaleSegments:
+    """A dead run's shared-memory directory."""
+
+    directory: Path
+    size_bytes: int
+    run_directory: str
+    """Where that run wrote, as far as its owner file says."""
+
+
+def stale_segments(root: Path = SHM_ROOT) -> list[StaleSegments]:
+    """Directories of this user whose owner is dead. Live runs and other users' runs are not among them."""
+    return [_describe(directory) for directory in sorted(_own_directories(root)) if _owner_is_dead(directory)]
+
+
+def reclaim(root: Path = SHM_ROOT) -> list[StaleSegments]:
+    """Remove what dead runs of this user left, processes included, and say what it was."""
+    found = stale_segments(root)
+    for stale in found:
+        end_processes_of(stale.directory)
+        shutil.rmtree(stale.directory, ignore_errors=True)
+    return found
+
+
+def end_processes_of(shm_directory: Path) -> list[int]:
+    """SIGKILL every process that was started for a run and still lives; returns their pids.
+
+    Children end with their supervisor by themselves. What a task's reward or an engine starts in a session of its own
+    may not; all of them carry the run's name in their environment.
+    """
+    ended = list(processes_with(RUN_VARIABLE, str(shm_directory)))
+    for pid in ended:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    return ended
+
+
+def _own_directories(root: Path) -> Iterator[Path]:
+    prefix = f"{SHM_PREFIX}{os.getuid()}-"
+    if not root.is_dir():
+        return
+    for entry in root.iterdir():
+        if entry.name.startswith(prefix) and not entry.is_symlink() and entry.is_dir():
+            if entry.stat().st_uid == os.getuid():
+                yield entry
+
+
+def _owner_is_dead(directory: Path) -> bool:
+    try:
+        descriptor = os.open(ShmLayout(directory).owner, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        try:
+            return time.time() - directory.stat().st_mtime > UNOWNED_GRACE_S
+        except FileNotFoundError:
+            return False  # its owner has just removed it
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _describe(directory: Path) -> StaleSegments:
+    size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    return StaleSegments(directory=directory, size_bytes=size, run_directory=_owner(directory).get("run_directory", "?"))
+
+
+def _owner(directory: Path) -> dict[str, Any]:
+    try:
+        owner = json.loads(ShmLayout(directory).owner.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return owner if isinstance(owner, dict) else {}

@@ -1,0 +1,86 @@
+"""The shared-memory directory of a run: made, owned and removed by the supervisor alone."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+
+from tbactl.config.derived import shared_memory_bytes
+from tbactl.config.layout import SHM_PREFIX, SHM_ROOT, ShmLayout
+from tbactl.config.sections import RunConfig
+from tbactl.errors import CapacityError
+from tbactl.ipc.control_page import ControlPage
+from tbactl.ipc.ring import create_ring
+from tbactl.supervision.identity import start_ticks
+
+# Headers, the control page, the descriptions of published weights.
+SMALL_FILES_BYTES = 2**20
+
+
+class SharedMemory:
+    """A 0700 directory with control page, rings and a place for weights. It lives until `remove`, or its owner's death.
+
+    Use as a context manager; the owner file stays locked meanwhile (`reclaim.py`).
+    """
+
+    def __init__(self, config: RunConfig, *, run_directory: Path, policy_bytes: int, root: Path = SHM_ROOT) -> None:
+        need = shared_memory_bytes(config, policy_bytes=policy_bytes) + SMALL_FILES_BYTES
+        check_free_space(root, need_bytes=need)
+        name = f"{SHM_PREFIX}{os.getuid()}-{run_directory.name}-{os.getpid()}"
+        self.layout = ShmLayout(root / name)
+        self.layout.root.mkdir(mode=0o700)
+        try:
+            self._owner_lock = _take_ownership(self.layout.owner, run_directory=run_directory)
+            self.layout.weights.mkdir(mode=0o700)
+            for searcher in range(config.searchers.num_searchers):
+                create_ring(self.layout.ring(searcher), capacity_bytes=config.searchers.ring_capacity_bytes)
+            self.page = ControlPage.create(
+                self.layout.control,
+                num_trainer_ranks=config.trainer.num_ranks,
+                num_searchers=config.searchers.num_searchers,
+            )
+        except BaseException:
+            shutil.rmtree(self.layout.root, ignore_errors=True)
+            raise
+
+    def remove(self) -> None:
+        """Remove the directory, then give up the lock. Calling it again does nothing."""
+        if self._owner_lock >= 0:
+            shutil.rmtree(self.layout.root, ignore_errors=True)
+            os.close(self._owner_lock)
+            self._owner_lock = -1
+
+
+def check_free_space(root: Path, *, need_bytes: int) -> None:
+    """Find out before anything starts that the file system under `root` is too small.
+
+    Raises:
+        CapacityError: it is; the message says what is needed and what is there.
+    """
+    status = os.statvfs(root)
+    free = status.f_bavail * status.f_frsize
+    if free < need_bytes:
+        raise CapacityError(
+            f"{root} has {free / 2**20:,.0f} MiB free, but this run needs {need_bytes / 2**20:,.0f} MiB there (rings: "
+            f"searchers.num_searchers x searchers.ring_capacity_bytes; weights: 3 x the policy). Lower "
+            f"searchers.ring_capacity_bytes, or enlarge it (docker run --shm-size=..., or `mount -o remount,size=... "
+            f"{root}`); `tbactl doctor` shows what dead runs left there."
+        )
+
+
+def _take_ownership(path: Path, *, run_directory: Path) -> int:
+    """Write the owner file, already locked when it gets its name; returns the descriptor that holds the lock."""
+    temporary = path.with_suffix(".tmp")
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    owner = {
+        "pid": os.getpid(),
+        "pid_start_ticks": start_ticks(os.getpid()),
+        "run_directory": str(run_directory),
+    }
+    os.write(descriptor, json.dumps(owner).encode())
+    temporary.rename(path)
+    return descriptor
