@@ -44,7 +44,9 @@ def find_run(name: str, *, runs_directory: Path = RUNS_DIRECTORY) -> Path:
     if name == "latest" and runs:
         return runs[0]
     there_are = ", ".join(run.name for run in runs[:5]) or "none"
-    raise ConfigError(f"there is no run '{name}', neither as a path nor in {runs_directory}/; newest runs: {there_are}.")
+    raise ConfigError(
+        f"there is no run '{name}', neither as a path nor in {runs_directory}/; newest runs: {there_are}."
+    )
 
 
 def newest_runs(runs_directory: Path = RUNS_DIRECTORY) -> list[Path]:

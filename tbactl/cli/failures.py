@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import typer
 from typer.exceptions import TyperException
 
 from tbactl.cli.output import plain
-from tbactl.errors import ConfigError, TbactlError
+from tbactl.errors import EXIT_USAGE, ConfigError, TbactlError
 
 
 def report(error: Exception, *, as_json: bool) -> int | None:
@@ -26,10 +25,11 @@ def report(error: Exception, *, as_json: bool) -> int | None:
     if as_json:
         document = {"error": type(error).__name__, "exit_code": exit_code, "problems": problems}
         typer.echo(json.dumps(document, indent=2), err=True)
-    elif isinstance(error, TyperException) and hasattr(error, "show"):
-        error.show(file=sys.stderr)
     else:
         typer.echo(_as_text(problems), err=True)
+        if exit_code == EXIT_USAGE:
+            context = getattr(error, "ctx", None)
+            typer.echo(f"See `{context.command_path if context else 'tbactl'} --help`.", err=True)
     return exit_code
 
 

@@ -1,4 +1,4 @@
-"""What commands print: JSON for programs, tables for people. What comes from a file or a model is data, never markup."""
+"""What commands print: JSON for programs, tables for people. A file's or model's text is data, never markup."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
     yield f"  task       {config.task.kind} {_options(config.task.options)}"
     yield f"  policy     {config.policy.path}, {config.policy.dtype}"
     yield (
-        f"  searchers  {searchers.num_searchers} x {searchers.engine}: {searchers.num_completions} completions a prompt, "
-        f"{searchers.max_new_tokens} new tokens, temperature {searchers.temperature:g}"
+        f"  searchers  {searchers.num_searchers} x {searchers.engine}: {searchers.num_completions} completions a "
+        f"prompt, {searchers.max_new_tokens} new tokens, temperature {searchers.temperature:g}"
     )
     yield (
         f"  trainer    {trainer.num_ranks} x {trainer.kind}, ZeRO {trainer.zero_stage}: {trainer.max_steps} steps of "
@@ -44,7 +44,7 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
     yield f"  evaluation {_evaluation(config)}"
     yield (
         f"  /dev/shm   {shared_memory_bytes(config, policy_bytes=0) / MIB:.0f} MiB for rings (largest group "
-        f"{largest_group_bytes(config) / MIB:.2f} MiB) and twice the policy"
+        f"{largest_group_bytes(config) / MIB:.2f} MiB) and three times the policy"
     )
 
 

@@ -1,0 +1,1 @@
+"""Settings: sections, recipes, validation, and where a run keeps its files."""

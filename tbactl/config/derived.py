@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tbactl.config.sections import RunConfig
 
-# msgpack: up to 5 bytes for a token's id and 9 for its log-prob. Its text comes on top, hence the factor by which a ring
-# must exceed the largest group.
+# msgpack: up to 5 bytes for a token's id and 9 for its log-prob. Its text comes on top, hence the factor by which a
+# ring must exceed the largest group.
 BYTES_PER_TOKEN = 14
 BYTES_PER_TRAJECTORY = 256
 RING_SAFETY_FACTOR = 2

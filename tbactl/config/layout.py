@@ -6,6 +6,7 @@
       environment.json                     versions, hardware, command line
       run.json                             identity: name, recipe, profile, start, end, outcome
       page.json                            the control page as it was when the run ended
+      summary.json                         steps, completions, seconds, evaluations before and after
       logs/attempt_001/{trainer,searcher}-I.log, logs/latest -> attempt_001
       metrics.jsonl                        one line per optimizer step (telemetry/jsonl.py)
       events.jsonl                         what the supervisor saw: starts, deaths, restarts, stops
@@ -56,6 +57,10 @@ class RunLayout:
     @property
     def identity(self) -> Path:
         return self.root / "run.json"
+
+    @property
+    def summary(self) -> Path:
+        return self.root / "summary.json"
 
     @property
     def final_page(self) -> Path:

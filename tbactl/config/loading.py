@@ -10,26 +10,18 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from tbactl import registry
 from tbactl.config import rules
 from tbactl.config.hardware import Profile, choose_profile
 from tbactl.config.overrides import apply_overrides
 from tbactl.config.problems import Problem, located, validation_problems
 from tbactl.config.recipes import RecipeKind, locate_recipe, read_recipe
+from tbactl.config.registered import registered_problems
 from tbactl.config.sections import RunConfig, SftConfig
 from tbactl.config.settings import Settings
 from tbactl.config.toml_lines import KeyPath
-from tbactl.errors import ConfigError, TbactlError
+from tbactl.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
-
-# Setting -> group of the registry its value must be in.
-NAMED: tuple[tuple[KeyPath, str], ...] = (
-    (("task", "kind"), "tbactl.tasks"),
-    (("searchers", "engine"), "tbactl.engines"),
-    (("trainer", "kind"), "tbactl.learners"),
-    (("objective", "kind"), "tbactl.objectives"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +112,7 @@ def validated(
     """
     found: list[Problem] = []
     config, wrong = _built(model, settings, found)
-    found.extend(_name_problems(settings, model=model, wrong=wrong))
+    found.extend(registered_problems(settings, sections=list(model.model_fields), wrong=wrong))
     if config is not None:
         found.extend(problem for problem in check(config) if not _touches(problem, wrong))
     problems.extend(located(problem, settings) for problem in dict.fromkeys(found))
@@ -163,33 +155,3 @@ def _touches(problem: Problem, wrong: set[KeyPath]) -> bool:
     return any(
         problem.path[: len(path)] == path or f"{'.'.join(map(str, path))} " in problem.sentence for path in wrong
     )
-
-
-def _name_problems(settings: Settings, *, model: type[BaseModel], wrong: set[KeyPath]) -> Iterator[Problem]:
-    known_sections = model.model_fields
-    for path, group in NAMED:
-        name = settings.get(path)
-        if path[0] not in known_sections or path in wrong or not isinstance(name, str):
-            continue
-        try:
-            registry.check_name(group, name)
-        except ConfigError as error:
-            yield from (Problem(path, f"{'.'.join(map(str, path))}: {sentence}") for sentence in error.problems)
-        else:
-            if path == ("task", "kind"):
-                yield from _task_problems(name, settings.get(("task", "options")))
-
-
-def _task_problems(name: str, options: Any) -> Iterator[Problem]:
-    if options is None:
-        options = {}
-    if not isinstance(options, dict):
-        return
-    path: KeyPath = ("task", "options")
-    try:
-        registry.load("tbactl.tasks", name)(**options).close()
-    except ConfigError as error:
-        for sentence in error.problems:
-            yield Problem(path, sentence if sentence.startswith("task.options") else f"task.options: {sentence}")
-    except TbactlError as error:
-        yield Problem(path, f"task.options: {error}")

@@ -47,7 +47,7 @@ class Recipe:
 
 def shipped_recipes() -> dict[str, Path]:
     """Name -> file of the recipes that come with tbactl, from a checkout or from the installed wheel."""
-    return {path.stem: path for path in sorted(_shipped_files())}
+    return {path.stem: path for path in sorted(_shipped_files(), key=lambda path: path.stem)}
 
 
 def _shipped_files() -> Iterator[Path]:

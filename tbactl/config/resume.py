@@ -72,8 +72,8 @@ def _forbidden_changes(before: RunConfig, after: RunConfig) -> list[str]:
     old, new = before.model_dump(mode="json"), after.model_dump(mode="json")
     changeable = ", ".join(dotted(path) for path in CHANGEABLE)
     return [
-        f"{ORIGIN}: {dotted(path)} is fixed since the run began, for a resumed run continues the same optimizer, buffer "
-        f"and random streams; it may change {changeable}. Start a new run for this."
+        f"{ORIGIN}: {dotted(path)} is fixed since the run began, for a resumed run continues the same optimizer, "
+        f"buffer and random streams; it may change {changeable}. Start a new run for this."
         for path in _differences(old, new)
         if not any(path[: len(allowed)] == allowed for allowed in CHANGEABLE)
     ]

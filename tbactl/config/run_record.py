@@ -11,7 +11,7 @@ from tbactl.config.layout import RunLayout
 from tbactl.config.sections import Section
 from tbactl.errors import ConfigError
 
-Outcome = Literal["running", "finished", "stopped", "interrupted", "terminated", "failed"]
+Outcome = Literal["prepared", "running", "finished", "stopped", "interrupted", "terminated", "failed"]
 
 
 class RunRecord(Section):
@@ -33,7 +33,8 @@ class RunRecord(Section):
     """Where the rings, the weights and the control page lie while the run lives."""
     started_at: str
     """UTC, ISO 8601."""
-    outcome: Outcome = "running"
+    outcome: Outcome = "prepared"
+    """`prepared`: written by a dry run; nothing was started."""
     exit_code: int | None = None
     message: str = ""
     """Why it failed."""

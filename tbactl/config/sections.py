@@ -61,7 +61,7 @@ class SearchersSection(Section):
     temperature: PositiveFloat = 0.7
     """Sampling temperature; policy, reference and behaviour log-probs all refer to it."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Nucleus sampling. Below 1 behaviour log-probs are renormalised over the nucleus; the objective does not use them."""
+    """Nucleus sampling. Below 1 behaviour log-probs are renormalised over the nucleus; no objective uses them."""
     max_concurrent_groups: PositiveInt = 16
     """Prompts in flight in one searcher."""
     ring_capacity_bytes: Annotated[int, Field(ge=4096)] = 64 * 2**20
@@ -99,7 +99,7 @@ class ReplaySection(Section):
     inverse_temperature: NonNegativeFloat = 1.0
     """Of the reward softmax; 0 is uniform."""
     max_staleness: Annotated[int, Field(ge=0)] | None = None
-    """Trajectories older than this many optimizer steps are not drawn. None: no limit (the objective permits any age)."""
+    """Trajectories older than this many optimizer steps are not drawn. None: no limit (any age is valid)."""
 
 
 class TrainerSection(Section):
@@ -229,7 +229,7 @@ class RunConfig(Section):
 
 
 class SftConfig(Section):
-    """All settings of `tbactl sft`: supervised fine-tuning, or training from scratch, of a policy on a task's solutions."""
+    """All settings of `tbactl sft`: supervised training of a policy, new or existing, on a task's own solutions."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """Names the output directory, `runs_dir`/`name`: checkpoints while it trains, and the finished `policy`."""
@@ -254,7 +254,7 @@ class SftConfig(Section):
     micro_batch_tokens: PositiveInt = 2048
     """Padded tokens in one forward pass; examples of similar length share one. Changes speed, not the result."""
     computation_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of matrix products. bfloat16 doubles the speed on processors with bf16 instructions; weights stay float32."""
+    """Type of matrix products; weights stay float32. bfloat16 is twice as fast on processors with bf16 instructions."""
     export_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Type of the weights in the finished policy."""
     max_grad_norm: NonNegativeFloat = 1.0

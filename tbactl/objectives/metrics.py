@@ -39,10 +39,6 @@ class Metric:
         weight = torch.tensor(float(kept.numel()), dtype=torch.float64, device=kept.device)
         return cls(torch.stack([weight, kept.sum(), kept.square().sum()]), reduction)
 
-    def __add__(self, other: Metric) -> Metric:
-        assert self.reduction == other.reduction, f"cannot add a {self.reduction} to a {other.reduction}"
-        return Metric(self.moments + other.moments, self.reduction)
-
 
 def reduce_metrics(
     parts: Sequence[Mapping[str, Metric]], *, all_reduce: Callable[[Tensor], object] | None = None

@@ -1,0 +1,1 @@
+"""The central store of trajectories: what is kept, what leaves, what is drawn."""

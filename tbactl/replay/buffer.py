@@ -8,14 +8,13 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
-from array import array
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 
 from tbactl.errors import ConfigError, TaskError
 from tbactl.replay.entries import StoredPrompt, StoredTrajectory
 from tbactl.replay.prompt_orders import RecencyOrder, Urn
-from tbactl.types import TrajectoryGroup
+from tbactl.types import Trajectory, TrajectoryGroup
 
 MIN_GROUP_SIZE = 2
 """Distinct trajectories a prompt needs to be drawn: the residual of one, or of copies of one, is zero."""
@@ -42,6 +41,10 @@ class BufferCounters:
     num_evicted: int = 0
     num_expired: int = 0
     num_draws: int = 0
+
+    def copy(self) -> BufferCounters:
+        """The totals of now."""
+        return dataclasses.replace(self)
 
 
 class ReplayBuffer:
@@ -81,6 +84,7 @@ class ReplayBuffer:
         self.recency = RecencyOrder()
         self.counters = BufferCounters()
         self._ages = _AgeOrder()
+        self._rewards: Counter[float] = Counter()
 
     def __len__(self) -> int:
         """Trajectories held."""
@@ -97,9 +101,9 @@ class ReplayBuffer:
         return self._ages.versions
 
     @property
-    def rewards(self) -> array[float]:
-        """Rewards of all trajectories, in no meaningful order. A copy."""
-        return array("d", (stored.reward for prompt in self.prompts.values() for stored in prompt.trajectories))
+    def rewards(self) -> Mapping[float, int]:
+        """How many trajectories held have each reward."""
+        return self._rewards
 
     @property
     def samples_per_insert(self) -> float:
@@ -121,13 +125,12 @@ class ReplayBuffer:
             prompt = self.prompts[group.prompt_id] = StoredPrompt(group)
         else:
             prompt.use_header_of(group)
-        before = dataclasses.replace(self.counters)
+        before = self.counters.copy()
         for trajectory in group.trajectories:
-            stored = StoredTrajectory.from_trajectory(trajectory, insert_number=self.counters.num_insertions)
-            self.counters.num_insertions += 1
-            self._insert_one(prompt, stored)
+            self._insert_one(prompt, trajectory)
         self._file(prompt)
-        self._enforce_capacity(prompt)
+        self._trim(prompt)
+        self._trim_all()
         return InsertReport(
             num_new=self.counters.num_new - before.num_new,
             num_duplicates=self.counters.num_duplicates - before.num_duplicates,
@@ -145,7 +148,11 @@ class ReplayBuffer:
             if not math.isfinite(trajectory.reward):
                 raise TaskError(f"trajectory {trajectory.uid} has reward {trajectory.reward}; it must be finite.")
 
-    def _insert_one(self, prompt: StoredPrompt, stored: StoredTrajectory) -> None:
+    def _insert_one(self, prompt: StoredPrompt, trajectory: Trajectory) -> None:
+        stored = StoredTrajectory.from_trajectory(
+            trajectory, prompt_id=prompt.header.prompt_id, insert_number=self.counters.num_insertions
+        )
+        self.counters.num_insertions += 1
         known = prompt.find(stored.token_ids)
         if known is None:
             self.counters.num_new += 1
@@ -154,26 +161,35 @@ class ReplayBuffer:
             if known.version > stored.version:
                 return
             stored.num_draws = known.num_draws
-            self._ages.remove(known)
             prompt.remove(known)
+            self._forget(known)
         prompt.add(stored)
-        self._ages.add(stored, prompt_id=prompt.header.prompt_id)
+        self._remember(stored)
 
-    def _enforce_capacity(self, prompt: StoredPrompt) -> None:
-        while len(prompt.trajectories) > self.capacity_per_prompt:
-            self._drop(prompt, prompt.trajectories[0])
-            self.counters.num_evicted += 1
-        while len(self) > self.capacity:
-            self._drop_oldest()
-            self.counters.num_evicted += 1
+    def _remember(self, stored: StoredTrajectory) -> None:
+        self._ages.add(stored)
+        self._rewards[stored.reward] += 1
 
-    def _drop_oldest(self) -> None:
-        stored, prompt_id = self._ages.oldest()
-        self._drop(self.prompts[prompt_id], stored)
-
-    def _drop(self, prompt: StoredPrompt, stored: StoredTrajectory) -> None:
+    def _forget(self, stored: StoredTrajectory) -> None:
         self._ages.remove(stored)
+        self._rewards[stored.reward] -= 1
+        if not self._rewards[stored.reward]:
+            del self._rewards[stored.reward]
+
+    def _trim(self, prompt: StoredPrompt) -> None:
+        while len(prompt.trajectories) > self.capacity_per_prompt:
+            self._drop(prompt.trajectories[0])
+            self.counters.num_evicted += 1
+
+    def _trim_all(self) -> None:
+        while len(self) > self.capacity:
+            self._drop(self._ages.oldest())
+            self.counters.num_evicted += 1
+
+    def _drop(self, stored: StoredTrajectory) -> None:
+        prompt = self.prompts[stored.prompt_id]
         prompt.remove(stored)
+        self._forget(stored)
         self._file(prompt)
 
     def _file(self, prompt: StoredPrompt) -> None:
@@ -193,14 +209,14 @@ class ReplayBuffer:
     def expire(self, *, oldest_version: int) -> int:
         """Remove all trajectories of versions before `oldest_version`; returns how many."""
         num_before = len(self)
-        while self._ages and self._ages.oldest()[0].version < oldest_version:
-            self._drop_oldest()
+        while self._ages and self._ages.oldest().version < oldest_version:
+            self._drop(self._ages.oldest())
         num_expired = num_before - len(self)
         self.counters.num_expired += num_expired
         return num_expired
 
     def draw(self, prompt_id: int, chosen: Sequence[int]) -> TrajectoryGroup:
-        """The group of the chosen trajectories (indexes into the prompt's, oldest first; may repeat), counted as used."""
+        """The group of the chosen trajectories (indexes, oldest first; may repeat), counted as used."""
         prompt = self.prompts[prompt_id]
         trajectories = [prompt.trajectories[index] for index in chosen]
         for stored in trajectories:
@@ -210,19 +226,19 @@ class ReplayBuffer:
         self._file(prompt)
         return prompt.group(trajectories)
 
-    def restore_prompt(self, prompt: StoredPrompt) -> None:
-        """Take over a prompt from a snapshot, which restores the orders of drawing itself."""
-        assert prompt.header.prompt_id not in self.prompts
-        self.prompts[prompt.header.prompt_id] = prompt
-
-    def finish_restore(self) -> int:
-        """Index restored trajectories by age, evict what exceeds the capacities; returns how many were evicted."""
-        held = [(stored, prompt_id) for prompt_id, prompt in self.prompts.items() for stored in prompt.trajectories]
-        held.sort(key=lambda item: item[0].insert_number)
-        for stored, prompt_id in held:
-            self._ages.add(stored, prompt_id=prompt_id)
+    def restore(
+        self, prompts: Iterable[StoredPrompt], *, urn: Urn, recency: RecencyOrder, counters: BufferCounters
+    ) -> int:
+        """Fill an empty buffer from a snapshot, then evict what exceeds the capacities; returns how many that were."""
+        assert not self.prompts
+        self.prompts = {prompt.header.prompt_id: prompt for prompt in prompts}
+        self.urn, self.recency, self.counters = urn, recency, counters
+        held = [stored for prompt in self.prompts.values() for stored in prompt.trajectories]
+        for stored in sorted(held, key=lambda stored: stored.insert_number):
+            self._remember(stored)
         for prompt in list(self.prompts.values()):
-            self._enforce_capacity(prompt)
+            self._trim(prompt)
+        self._trim_all()
         return len(held) - len(self)
 
 
@@ -230,7 +246,7 @@ class _AgeOrder:
     """All trajectories, oldest first: a queue for each version. O(1) but for a version's first and last trajectory."""
 
     def __init__(self) -> None:
-        self._queues: dict[int, OrderedDict[int, tuple[StoredTrajectory, int]]] = {}
+        self._queues: dict[int, OrderedDict[int, StoredTrajectory]] = {}
         self._sorted_versions: list[int] = []
         self._num_held = 0
 
@@ -241,12 +257,12 @@ class _AgeOrder:
     def versions(self) -> dict[int, int]:
         return {version: len(self._queues[version]) for version in self._sorted_versions}
 
-    def add(self, stored: StoredTrajectory, *, prompt_id: int) -> None:
+    def add(self, stored: StoredTrajectory) -> None:
         """Add one that was inserted after all others of its version."""
         if stored.version not in self._queues:
             self._queues[stored.version] = OrderedDict()
             bisect.insort(self._sorted_versions, stored.version)
-        self._queues[stored.version][stored.insert_number] = (stored, prompt_id)
+        self._queues[stored.version][stored.insert_number] = stored
         self._num_held += 1
 
     def remove(self, stored: StoredTrajectory) -> None:
@@ -257,5 +273,5 @@ class _AgeOrder:
             self._sorted_versions.remove(stored.version)
         self._num_held -= 1
 
-    def oldest(self) -> tuple[StoredTrajectory, int]:
+    def oldest(self) -> StoredTrajectory:
         return next(iter(self._queues[self._sorted_versions[0]].values()))

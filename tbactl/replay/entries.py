@@ -21,9 +21,10 @@ def pack_token_ids(token_ids: tuple[int, ...]) -> bytes:
 
 
 class StoredTrajectory(msgspec.Struct, array_like=True, gc=False):
-    """One trajectory of the buffer. Written to snapshots field by field: a change of fields is a new snapshot layout."""
+    """One trajectory of the buffer. Snapshots hold all fields: whoever changes them changes the snapshot layout."""
 
     uid: int
+    prompt_id: int
     token_ids: bytes
     logprobs: bytes
     text: str
@@ -46,10 +47,12 @@ class StoredTrajectory(msgspec.Struct, array_like=True, gc=False):
         return self.first_version, self.insert_number
 
     @classmethod
-    def from_trajectory(cls, trajectory: Trajectory, *, insert_number: int) -> StoredTrajectory:
+    def from_trajectory(cls, trajectory: Trajectory, *, prompt_id: int, insert_number: int) -> StoredTrajectory:
+        """Pack what arrived over the wire."""
         completion = trajectory.completion
         return cls(
             uid=trajectory.uid,
+            prompt_id=prompt_id,
             token_ids=pack_token_ids(completion.token_ids),
             logprobs=struct.pack(f"<{len(completion.logprobs)}d", *completion.logprobs),
             text=completion.text,
@@ -61,6 +64,7 @@ class StoredTrajectory(msgspec.Struct, array_like=True, gc=False):
         )
 
     def to_trajectory(self) -> Trajectory:
+        """Unpack; equal to what was packed."""
         completion = Completion(
             token_ids=struct.unpack(f"<{len(self.token_ids) // 4}i", self.token_ids),
             logprobs=struct.unpack(f"<{len(self.logprobs) // 8}d", self.logprobs),
@@ -82,12 +86,16 @@ class StoredPrompt:
     __slots__ = ("_by_tokens", "header", "last_draw", "num_fresh", "trajectories")
 
     def __init__(self, header: TrajectoryGroup, *, last_draw: int = -1) -> None:
-        self.header = dataclasses.replace(header, trajectories=(), num_failed=0)
+        self.use_header_of(header)
         self.trajectories: list[StoredTrajectory] = []
         # Insert number at the last draw: what has a greater one is fresh.
         self.last_draw = last_draw
         self.num_fresh = 0
         self._by_tokens: dict[bytes, StoredTrajectory] = {}
+
+    def use_header_of(self, group: TrajectoryGroup) -> None:
+        """Describe drawn groups as `group`: where the prompt's newest data came from."""
+        self.header = dataclasses.replace(group, trajectories=(), num_failed=0)
 
     @property
     def newest_version(self) -> int:
@@ -108,7 +116,8 @@ class StoredPrompt:
     def remove(self, trajectory: StoredTrajectory) -> None:
         del self._by_tokens[trajectory.token_ids]
         index = bisect.bisect_left(self.trajectories, trajectory.age_key, key=lambda stored: stored.age_key)
-        assert self.trajectories.pop(index) is trajectory
+        removed = self.trajectories.pop(index)
+        assert removed is trajectory
         self.num_fresh -= self.is_fresh(trajectory)
 
     def mark_drawn(self, *, insert_number: int) -> None:

@@ -1,4 +1,4 @@
-"""In what order prompts are drawn: an urn without replacement, and most recent first. O(1) a draw, whatever the size."""
+"""In what order prompts are drawn: an urn without replacement, and most recent first. A draw is O(1) in the prompts."""
 
 from __future__ import annotations
 

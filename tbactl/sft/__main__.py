@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from pydantic import ValidationError
+from transformers.utils import logging as transformers_logging
 
 from tbactl import registry
 from tbactl.clock import SystemClock
@@ -26,6 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--resume", action="store_true", help="continue at the last finished checkpoint")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    transformers_logging.disable_progress_bar()
     try:
         config = _read_config(options.config)
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))

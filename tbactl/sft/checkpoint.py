@@ -22,6 +22,7 @@ from tbactl.errors import CheckpointError
 _PROGRESS_FILE = "sft_progress.json"
 _OPTIMIZER_FILE = "sft_optimizer.safetensors"
 _LATEST = "latest"
+_RUNNING = "running-"
 _TEMPORARY_SUFFIX = ".writing"
 
 
@@ -37,24 +38,27 @@ class Progress:
 
 def write_policy(directory: Path, *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Write weights (safetensors), configuration and tokenizer so that transformers and vLLM load them; atomic."""
-    temporary = directory.with_name(directory.name + _TEMPORARY_SUFFIX)
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = _temporary(directory)
     model.save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
     _replace(temporary, directory)
 
 
 def write_checkpoint(
-    directory: Path,
+    checkpoints: Path,
     *,
+    name: str | None,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     optimizer: torch.optim.Optimizer,
     progress: Progress,
-) -> None:
-    """Write a checkpoint next to its siblings and make `latest` name it; both steps are atomic."""
-    temporary = directory.with_name(directory.name + _TEMPORARY_SUFFIX)
-    shutil.rmtree(temporary, ignore_errors=True)
+) -> Path:
+    """Write a checkpoint and make `latest` name it; it has its final name only when complete.
+
+    A checkpoint with a `name` is kept. One without gives way to the next: at most one of these exists.
+    """
+    directory = checkpoints / (name or f"{_RUNNING}{progress.stage}-{progress.step:07d}")
+    temporary = _temporary(directory)
     model.save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
     state = optimizer.state_dict()
@@ -63,9 +67,13 @@ def write_checkpoint(
     document = {"progress": dataclasses.asdict(progress), "param_groups": state["param_groups"]}
     (temporary / _PROGRESS_FILE).write_text(json.dumps(document))
     _replace(temporary, directory)
-    pointer = directory.with_name(_LATEST + _TEMPORARY_SUFFIX)
+    pointer = _temporary(checkpoints / _LATEST)
     pointer.write_text(directory.name)
-    pointer.replace(directory.with_name(_LATEST))
+    pointer.replace(checkpoints / _LATEST)
+    for outdated in checkpoints.glob(f"{_RUNNING}*"):
+        if outdated != directory:
+            shutil.rmtree(outdated)
+    return directory
 
 
 def latest_checkpoint(checkpoints: Path) -> Path:
@@ -111,6 +119,13 @@ def _read_document(directory: Path) -> dict[str, Any]:
         return json.loads((directory / _PROGRESS_FILE).read_text())
     except (OSError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{directory} is no checkpoint of supervised training: {error}") from error
+
+
+def _temporary(final: Path) -> Path:
+    temporary = final.with_name(final.name + _TEMPORARY_SUFFIX)
+    if temporary.is_dir():
+        shutil.rmtree(temporary)
+    return temporary
 
 
 def _replace(temporary: Path, directory: Path) -> None:

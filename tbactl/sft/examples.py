@@ -9,6 +9,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -44,11 +45,10 @@ def mixed_texts(source: ExampleSource, *, mixture: Mapping[str, float], seed: in
 def encode_example(pair: tuple[str, str], *, tokenizer: PreTrainedTokenizerBase) -> EncodedExample:
     """Token ids of prompt + completion + EOS. Both texts are encoded apart, as an engine encodes a prompt alone."""
     prompt, completion = pair
-    prompt_ids = tokenizer(prompt)["input_ids"]
-    completion_ids = tokenizer(completion, add_special_tokens=False)["input_ids"]
-    return EncodedExample(
-        token_ids=(*prompt_ids, *completion_ids, tokenizer.eos_token_id), prompt_length=len(prompt_ids)
-    )
+    prompt_ids = tokenizer.encode(prompt)
+    completion_ids = tokenizer.encode(completion, add_special_tokens=False)
+    eos_token_id = cast(int, tokenizer.eos_token_id)
+    return EncodedExample(token_ids=(*prompt_ids, *completion_ids, eos_token_id), prompt_length=len(prompt_ids))
 
 
 class ExampleStream:
@@ -97,7 +97,7 @@ class ExampleStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """One forward pass. Padding stands on the right, so causal attention needs no mask.
+    """One forward pass. Padding (id 0, no label) stands on the right: causal attention never sees it, without a mask.
 
     `labels[b, t]` is the token that follows position t, or IGNORED_LABEL on the prompt and on padding.
     """
@@ -108,19 +108,19 @@ class MicroBatch:
     first_label: int
 
 
-def micro_batches(examples: list[EncodedExample], *, max_tokens: int, pad_token_id: int) -> list[MicroBatch]:
+def micro_batches(examples: list[EncodedExample], *, max_tokens: int) -> list[MicroBatch]:
     """Cut a step's examples into passes of at most `max_tokens` padded tokens (at least one example), by length."""
     groups: list[list[EncodedExample]] = []
     for example in sorted(examples, key=lambda example: len(example.token_ids), reverse=True):
         if not groups or (len(groups[-1]) + 1) * len(groups[-1][0].token_ids) > max_tokens:
             groups.append([])
         groups[-1].append(example)
-    return [_collate(group, pad_token_id=pad_token_id) for group in groups]
+    return [_collate(group) for group in groups]
 
 
-def _collate(examples: list[EncodedExample], *, pad_token_id: int) -> MicroBatch:
+def _collate(examples: list[EncodedExample]) -> MicroBatch:
     shape = (len(examples), max(len(example.token_ids) for example in examples))
-    input_ids = torch.full(shape, pad_token_id)
+    input_ids = torch.zeros(shape, dtype=torch.int64)
     labels = torch.full(shape, IGNORED_LABEL)
     for row, example in enumerate(examples):
         ids = torch.tensor(example.token_ids)

@@ -1,4 +1,8 @@
-"""The training loop: stages one after the other, checkpoints, resuming."""
+"""The training loop: stages one after the other, checkpoints, resuming.
+
+A resumed run ends with the same weights as an uninterrupted one on the same machine, as long as the model draws no
+random numbers in training (no dropout, as in Llama).
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ def train(config: SftConfig, *, source: ExampleSource, clock: Clock, resume: boo
 
     Raises:
         CheckpointError: `resume` without a usable checkpoint.
-        ConfigError: the policy to start from cannot be loaded, or the architecture has an unknown field.
+        ConfigError: the policy to start from cannot be loaded, or `architecture` has an unknown field.
         TaskError: the task offers no such examples, or all are too long.
     """
     output = config.runs_dir / config.name
@@ -49,6 +53,7 @@ def train(config: SftConfig, *, source: ExampleSource, clock: Clock, resume: boo
         logger.info("resume checkpoint=%s", resumed_from.name)
     else:
         model, tokenizer = initial_policy(config, source=source)
+    _use_best_device(model)
     logger.info("policy parameters=%d vocabulary=%d", model.num_parameters(), len(tokenizer))
     for index in range(progress.stage, len(config.stages)):
         stage_progress = progress if index == progress.stage else Progress(stage=index)
@@ -62,6 +67,10 @@ def train(config: SftConfig, *, source: ExampleSource, clock: Clock, resume: boo
     checkpoint.write_policy(policy, model=model.to(getattr(torch, config.export_dtype)), tokenizer=tokenizer)
     logger.info("finished policy=%s", policy)
     return policy
+
+
+def _use_best_device(module: torch.nn.Module) -> None:
+    module.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +145,7 @@ class StageRun:
                 self._log(window, seconds=now - logged, eta_s=eta_s)
                 logged, window = now, []
             if is_last or now - saved >= self._config.checkpoint_period_s:
-                self.save(f"{self.stage_index}-{self.stage.name}" if is_last else "running")
+                self.save(f"{self.stage_index}-{self.stage.name}" if is_last else None)
                 saved = clock.monotonic_s()
 
     def steps(self) -> Iterator[StepStatistics]:
@@ -145,16 +154,17 @@ class StageRun:
         while self.step < self.num_steps:
             yield self._optimizer_step()
 
-    def save(self, name: str) -> None:
-        """Write a checkpoint of this very moment."""
+    def save(self, name: str | None = None) -> Path:
+        """Write a checkpoint of this very moment; only a named one outlives the next."""
         progress = Progress(
             stage=self.stage_index,
             step=self.step,
             num_drawn=self._stream.num_drawn,
             scheduler=self._scheduler.state_dict(),
         )
-        checkpoint.write_checkpoint(
-            self._checkpoints / name,
+        return checkpoint.write_checkpoint(
+            self._checkpoints,
+            name=name,
             model=self._model,
             tokenizer=self._tokenizer,
             optimizer=self._optimizer,
@@ -165,11 +175,7 @@ class StageRun:
         examples = self._stream.next_step(self._config.batch_tokens)
         num_labels = sum(len(example.token_ids) - example.prompt_length for example in examples)
         total_loss = 0.0
-        for batch in micro_batches(
-            examples,
-            max_tokens=self._config.micro_batch_tokens,
-            pad_token_id=self._tokenizer.pad_token_id or 0,
-        ):
+        for batch in micro_batches(examples, max_tokens=self._config.micro_batch_tokens):
             loss = completion_loss(self._model, batch, dtype=getattr(torch, self._config.computation_dtype))
             (loss / num_labels).backward()
             total_loss += loss.item()
@@ -199,10 +205,11 @@ class StageRun:
 
 def completion_loss(model: PreTrainedModel, batch: MicroBatch, *, dtype: torch.dtype) -> torch.Tensor:
     """Sum over the batch's labels of -log p(token), in nats; float32 scalar."""
-    labels = batch.labels[:, batch.first_label :]
-    positions = torch.arange(batch.first_label, batch.labels.shape[1])
-    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-        logits = model(input_ids=batch.input_ids, use_cache=False, logits_to_keep=positions).logits
+    device = model.device
+    labels = batch.labels[:, batch.first_label :].to(device)
+    positions = torch.arange(batch.first_label, batch.labels.shape[1], device=device)
+    with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
+        logits = model(input_ids=batch.input_ids.to(device), use_cache=False, logits_to_keep=positions).logits
     return functional.cross_entropy(
         logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
     )

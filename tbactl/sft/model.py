@@ -44,15 +44,18 @@ def load_policy(
     """A policy directory or hub name, with its tokenizer; weights in float32.
 
     Raises:
-        ConfigError: it cannot be loaded.
+        ConfigError: it cannot be loaded, or its tokenizer has no EOS token.
     """
     try:
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, trust_remote_code=trust_remote_code, use_safetensors=True
         )
-        return model, AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise ConfigError(f"policy.path: cannot load {path}: {error}") from error
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"policy.path: the tokenizer of {path} has no EOS token; completions could not end")
+    return model, tokenizer
 
 
 def _tokenizer_texts(config: SftConfig, *, source: ExampleSource) -> Iterator[str]:

@@ -1,7 +1,9 @@
 """events.jsonl: what the supervisor saw and did, one JSON object a line.
 
-    {"time": "2026-01-31T12:00:00.000+00:00", "elapsed_s": 12.3, "kind": "child_died", "process": "searcher-0",
-     "details": {"pid": 4711, "how": "killed by SIGKILL"}}
+{"time": "2026-01-31T12:00:00.000+00:00", "elapsed_s": 12.3, "kind": "child_died", "process": "searcher-0",
+ "details": {"pid": 4711, "how": "killed by SIGKILL"}}
+
+The supervisor alone writes it; `tbactl watch` and the dashboard read it.
 """
 
 from __future__ import annotations

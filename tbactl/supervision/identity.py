@@ -10,7 +10,7 @@ PROC = Path("/proc")
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot (field 22 of /proc/PID/stat); None when it is gone or a zombie."""
+    """Clock ticks from boot to a process's start (/proc/PID/stat, field 22); None when it is gone or a zombie."""
     try:
         stat = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):

@@ -50,10 +50,12 @@ class Placement:
     rendezvous_port: int
 
 
-def this_machine(*, environment: Mapping[str, str] = os.environ) -> Machine:
-    """The cores this process may use, and the NVIDIA devices it may see."""
+def this_machine(*, profile: str, environment: Mapping[str, str] = os.environ) -> Machine:
+    """The cores this process may use, and the NVIDIA devices it may see (none where the profile is `cpu`)."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
+    if profile == "cpu":
+        gpus = ()
+    elif visible is None:
         gpus = tuple(str(i) for i in range(len(nvidia_devices(Path("/"), environment=environment))))
     else:
         # CUDA itself stops at the first entry that names no device.
@@ -107,7 +109,13 @@ def split_cores(config: RunConfig, machine: Machine) -> list[tuple[int, ...]]:
 
 
 def split_devices(gpus: Sequence[str], *, num_ranks: int, num_searchers: int) -> list[tuple[str, ...]]:
-    """Devices of each process, trainer ranks first. All ranks see all trainer devices and use their own by LOCAL_RANK."""
+    """Devices of each process, trainer ranks first.
+
+    All ranks see all trainer devices and use their own by LOCAL_RANK.
+
+    Raises:
+        ConfigError: there are devices, but fewer than trainer ranks.
+    """
     total = num_ranks + num_searchers
     if not gpus:
         return [()] * total
@@ -136,7 +144,9 @@ def free_ports(count: int) -> list[int]:
             listener.close()
 
 
-def child_environment(place: Place, *, shm_directory: Path, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+def child_environment(
+    place: Place, *, shm_directory: Path, inherited: Mapping[str, str] = os.environ
+) -> dict[str, str]:
     """The whole environment of a child. What the user set stays, except what would make processes collide."""
     base = {name: value for name, value in inherited.items() if name not in FOREIGN_VARIABLES}
     defaults = {

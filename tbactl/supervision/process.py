@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from tbactl.clock import Clock
+from tbactl.terminal import printable
 
 TAIL_LINES = 20
 TAIL_BYTES = 16_384
@@ -94,7 +96,7 @@ class ChildProcess:
         return log_tail(self.spec.log_path, start=self._log_offset)
 
     def _has_ended(self) -> bool:
-        # WNOWAIT leaves it a zombie: its pid, which is also its group's id, cannot be reused before the group is killed.
+        # WNOWAIT leaves it a zombie: its pid, also its group's id, cannot be reused before the group is killed.
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _reap(self) -> None:
@@ -103,10 +105,9 @@ class ChildProcess:
 
 
 def _kill_group(group: int, number: signal.Signals) -> None:
-    try:
+    # An error: nobody is left in it.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        pass  # nobody is left in it
 
 
 def log_tail(path: Path, *, start: int = 0) -> list[str]:
@@ -121,8 +122,3 @@ def log_tail(path: Path, *, start: int = 0) -> list[str]:
     # A progress bar rewrites its line after a carriage return: only the last state is of interest.
     lines = (printable(line.rpartition("\r")[2] or line).rstrip() for line in text.split("\n"))
     return [line[:LINE_CHARACTERS] for line in lines if line][-TAIL_LINES:]
-
-
-def printable(text: str) -> str:
-    """Text with every character that could command a terminal (control, bidi, other invisible ones) left out."""
-    return "".join(c for c in text.replace("\t", "    ") if c.isprintable())

@@ -7,6 +7,7 @@ that share /dev/shm and number their processes each in its own way.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -58,10 +59,8 @@ def end_processes_of(shm_directory: Path) -> list[int]:
     """
     ended = list(processes_with(RUN_VARIABLE, str(shm_directory)))
     for pid in ended:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     return ended
 
 
@@ -70,9 +69,9 @@ def _own_directories(root: Path) -> Iterator[Path]:
     if not root.is_dir():
         return
     for entry in root.iterdir():
-        if entry.name.startswith(prefix) and not entry.is_symlink() and entry.is_dir():
-            if entry.stat().st_uid == os.getuid():
-                yield entry
+        is_directory = entry.is_dir() and not entry.is_symlink()
+        if is_directory and entry.name.startswith(prefix) and entry.stat().st_uid == os.getuid():
+            yield entry
 
 
 def _owner_is_dead(directory: Path) -> bool:
@@ -94,7 +93,9 @@ def _owner_is_dead(directory: Path) -> bool:
 
 def _describe(directory: Path) -> StaleSegments:
     size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-    return StaleSegments(directory=directory, size_bytes=size, run_directory=_owner(directory).get("run_directory", "?"))
+    return StaleSegments(
+        directory=directory, size_bytes=size, run_directory=_owner(directory).get("run_directory", "?")
+    )
 
 
 def _owner(directory: Path) -> dict[str, Any]:

@@ -20,30 +20,32 @@ from tbactl.supervision.identity import start_ticks
 SMALL_FILES_BYTES = 2**20
 
 
+def shared_memory_layout(run_directory: Path, *, root: Path = SHM_ROOT) -> ShmLayout:
+    """Where this process puts the shared memory of a run."""
+    return ShmLayout(root / f"{SHM_PREFIX}{os.getuid()}-{run_directory.name}-{os.getpid()}")
+
+
 class SharedMemory:
     """A 0700 directory with control page, rings and a place for weights. It lives until `remove`, or its owner's death.
 
-    Use as a context manager; the owner file stays locked meanwhile (`reclaim.py`).
+    The owner file stays locked meanwhile, so that nobody takes it for a dead run's (`reclaim.py`).
     """
 
-    def __init__(self, config: RunConfig, *, run_directory: Path, policy_bytes: int, root: Path = SHM_ROOT) -> None:
-        need = shared_memory_bytes(config, policy_bytes=policy_bytes) + SMALL_FILES_BYTES
-        check_free_space(root, need_bytes=need)
-        name = f"{SHM_PREFIX}{os.getuid()}-{run_directory.name}-{os.getpid()}"
-        self.layout = ShmLayout(root / name)
-        self.layout.root.mkdir(mode=0o700)
+    def __init__(self, layout: ShmLayout, *, config: RunConfig, run_directory: Path) -> None:
+        self.layout = layout
+        layout.root.mkdir(mode=0o700)
         try:
-            self._owner_lock = _take_ownership(self.layout.owner, run_directory=run_directory)
-            self.layout.weights.mkdir(mode=0o700)
+            self._owner_lock = _take_ownership(layout.owner, run_directory=run_directory)
+            layout.weights.mkdir(mode=0o700)
             for searcher in range(config.searchers.num_searchers):
-                create_ring(self.layout.ring(searcher), capacity_bytes=config.searchers.ring_capacity_bytes)
+                create_ring(layout.ring(searcher), capacity_bytes=config.searchers.ring_capacity_bytes)
             self.page = ControlPage.create(
-                self.layout.control,
+                layout.control,
                 num_trainer_ranks=config.trainer.num_ranks,
                 num_searchers=config.searchers.num_searchers,
             )
         except BaseException:
-            shutil.rmtree(self.layout.root, ignore_errors=True)
+            shutil.rmtree(layout.root, ignore_errors=True)
             raise
 
     def remove(self) -> None:
@@ -54,12 +56,13 @@ class SharedMemory:
             self._owner_lock = -1
 
 
-def check_free_space(root: Path, *, need_bytes: int) -> None:
-    """Find out before anything starts that the file system under `root` is too small.
+def check_free_space(config: RunConfig, *, policy_bytes: int, root: Path = SHM_ROOT) -> None:
+    """Find out before anything starts that the file system under `root` is too small for the run.
 
     Raises:
         CapacityError: it is; the message says what is needed and what is there.
     """
+    need_bytes = shared_memory_bytes(config, policy_bytes=policy_bytes) + SMALL_FILES_BYTES
     status = os.statvfs(root)
     free = status.f_bavail * status.f_frsize
     if free < need_bytes:

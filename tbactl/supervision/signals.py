@@ -1,9 +1,11 @@
 """The wish to stop, from a signal, as a value that the supervisor's loop reads.
 
-    SIGINT   Ctrl-C                     exit 130
-    SIGTERM  a service manager          exit 143
-    SIGHUP   the terminal was closed    exit 129
-    SIGUSR2  `tbactl stop`              exit 0
+SIGINT   Ctrl-C                     exit 130
+SIGTERM  a service manager          exit 143
+SIGHUP   the terminal was closed    exit 129
+SIGUSR2  `tbactl stop`              exit 0
+
+A second SIGINT or SIGTERM asks for the end at once.
 """
 
 from __future__ import annotations

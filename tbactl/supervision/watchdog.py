@@ -48,7 +48,13 @@ def complaint(
 
 
 # When none of these has changed for long, the run as a whole stands still, though every process may be busy waiting.
-TRAINER_PROGRESS = ("policy_version", "num_trajectories_received", "num_trajectories_trained", "checkpoint_step", "phase")
+TRAINER_PROGRESS = (
+    "policy_version",
+    "num_trajectories_received",
+    "num_trajectories_trained",
+    "checkpoint_step",
+    "phase",
+)
 SEARCHER_PROGRESS = ("tokens_generated", "loaded_version", "evaluated_version_plus_1", "state")
 
 

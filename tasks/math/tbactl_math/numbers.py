@@ -33,7 +33,10 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class NumberToken:
-    """A number found in a text, with its place. `quantity` is None when it is undefined or too large to hold (3/0, 9**9**9)."""
+    """A number found in a text, with its place.
+
+    `quantity` is None for what is no number in the end: undefined (3/0), too large to hold (9**9**9), a time (3:30).
+    """
 
     start: int
     end: int
@@ -62,6 +65,9 @@ _PLAIN = str.maketrans(
         **{"\u00d7": "*", "\u22c5": "*", "\u00f7": "/", "\u2044": "/", "\u2215": "/", "\u2019": "'"},
     }
 )
+# Bold markers of Markdown, but not the power operator between operands.
+_EMPHASIS = re.compile(r"(?<![\w)\]}])(?<![\d)\]}]\s)\*\*|\*\*(?!\s?(?:-?\d|[({]))")
+_TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _SIGN_WORD = re.compile(r"\b(?:negative|minus)\s{1,3}(?=[$\d.\\\u00a3\u20ac])", re.IGNORECASE)
 
 
@@ -71,7 +77,15 @@ def plain(text: str) -> str:
         text = text.translate(_PLAIN)
         text = _VULGAR_AFTER.sub(lambda match: f"{match[1]} {_VULGAR[match[2]]}".lstrip(), text)
         text = _SUPERSCRIPT_RUN.sub(lambda match: "^{%s}" % "".join(map(_SUPERSCRIPTS.__getitem__, match[0])), text)
-    return _SIGN_WORD.sub("-", text)
+    return _SIGN_WORD.sub("-", _EMPHASIS.sub("", _TERMINAL_CODE.sub("", text)))
+
+
+_SPACED_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,]|\.?\d| ?/)")
+
+
+def join_groups(text: str) -> str:
+    """`text` with the spaces of "12 000" made thin, where it is known that one number is meant."""
+    return _SPACED_GROUPS.sub(lambda match: match[0].replace(" ", THIN_SPACE), text)
 
 
 _DECIMAL = (
@@ -80,7 +94,7 @@ _DECIMAL = (
     r"|\d{1,3}(?:\.\d{3})+,\d{1,2}"  # 1.234,56
     r"|\d{1,3}(?:\.\d{3}){2,}"  # 1.234.567
     rf"|\d{{1,3}}(?:[{THIN_SPACE}']\d{{3}})+(?:\.\d+)?"  # 1'234
-    r"|\d+(?:\.\d+)?|\.\d+)(?!\d)(?!\.\d)"
+    r"|\d+(?:\.\d+)?|\.\d+)(?!\d)(?![.:]\d)"
 )
 _EXPONENT = r"(?:\{\s*[-+]?\d+\s*\}|\(\s*[-+]?\d+\s*\)|[-+]?\d+)"
 _CURRENCY = r"(?:(?:US|AU|CA|HK|NZ|A|C)?\\?\$|[\u00a3\u20ac\u00a5\u20b9\u20a9]|(?:USD|EUR|GBP|INR|RM|Rs\.?)(?=[\s\d]))"
@@ -96,16 +110,21 @@ SCALES = {
     "billion": Fraction(10**9),
     "trillion": Fraction(10**12),
 }
-_FRACTION_PART = r"(?:\{{\s*(?P<{0}>[-+]?" + _DECIMAL + r")\s*\}}|(?P<{0}1>\d))"
+
+
+def _fraction_part(name: str) -> str:
+    return rf"(?:\{{\s*(?P<{name}>[-+]?{_DECIMAL})\s*\}}|(?P<{name}1>\d))"
+
+
 _NUMBER = (
     rf"(?P<sign>[-+])?(?P<gap>\s{{0,2}})(?:{_CURRENCY}\s?)?(?P<inner_sign>[-+](?=[\d.\\]))?(?:"
     r"(?P<latex_whole>\d{1,9})?\s?\\[dtc]?frac\s?"
-    + _FRACTION_PART.format("top")
+    + _fraction_part("top")
     + r"\s?"
-    + _FRACTION_PART.format("bottom")
-    + rf"|(?P<whole>\d{{1,9}})\s{{1,2}}(?P<part>\d{{1,9}})\s?/\s?(?P<parts>\d{{1,9}})(?![\d.]|\s?/)"
+    + _fraction_part("bottom")
+    + rf"|(?P<whole>\d{{1,9}})\s{{1,2}}(?P<part>\d{{1,9}})\s?/\s?(?P<parts>\d{{1,9}})(?!\.?\d|\s?/)"
     rf"|(?P<numerator>{_DECIMAL})\s?/\s?{_CURRENCY}?(?P<denominator>{_DECIMAL})(?!\s?/)"
-    rf"|(?P<mantissa>{_DECIMAL})(?:[eE](?P<ten>[-+]?\d{{1,5}})(?![\dA-Za-z])"
+    rf"|(?P<mantissa>{_DECIMAL})(?:[eE](?P<ten>[-+]?\d{{1,20}})(?![\dA-Za-z])"
     rf"|\s?(?:\\times|\\cdot|[*x])\s?10\s?(?:\^|\*\*)\s?(?P<power_of_ten>{_EXPONENT}))"
     rf"|(?P<base>{_DECIMAL})(?P<powers>(?:\s?(?:\^|\*\*)\s?{_EXPONENT})*)"
     r")(?:\s?\\?(?P<scale>%|percent\b|per cent\b|k\b|(?:hundred|thousand|[mbtr]{1,2}illion|dozen)s?\b))?"
@@ -113,10 +132,10 @@ _NUMBER = (
 NUMBER = re.compile(_NUMBER, re.IGNORECASE)
 # What holds digits and is no number: a name (H2O), the exponent or index of something (cm^2, a_1), a time or ratio (3:30).
 _TOKEN = re.compile(
-    rf"(?P<other>(?!{_CURRENCY})(?<![\\A-Za-z])[A-Za-z_][A-Za-z_]*\d[\w.]*"
-    r"|\\(?![dtc]?frac)[A-Za-z]+\s?\d+"
-    rf"|(?<=[A-Za-z)\]}}])\s?(?:\^|\*\*|_)\s?{_EXPONENT}"
-    r"|\d+(?::\d+)+)"
+    rf"(?P<other>(?!{_CURRENCY})(?<![\\A-Za-z])[A-Za-z]+\d[\w.]*"
+    r"|\\(?:sqrt|log|ln|sin|cos|tan)\s?\d+"
+    rf"|(?<=[A-Za-z)\]}}])\s?(?:\^|\*\*|_)\s?{_EXPONENT})"
+    r"|(?P<clock>(?<!\d)\d+(?::\d+)+)"
     rf"|(?<!\d)(?<!\d\.)(?:{_NUMBER})",
     re.IGNORECASE,
 )
@@ -125,7 +144,9 @@ _TOKEN = re.compile(
 def number_tokens(text: str) -> Iterator[NumberToken]:
     """The numbers in a text of at most `MAX_CHARACTERS` characters, first to last. A minus after an operand is no sign."""
     for match in _TOKEN.finditer(text[:MAX_CHARACTERS]):
-        if match["other"] is None:
+        if match["clock"]:
+            yield NumberToken(match.start(), match.end(), None)
+        elif match["other"] is None:
             start, negative = match.start(), False
             if match["sign"]:
                 if _is_sign(text, match.start(), gap=bool(match["gap"])):
@@ -184,7 +205,9 @@ def _face(match: re.Match[str]) -> Fraction:
     if match["base"] is not None:
         return _power_chain(_decimal(match["base"]), match["powers"])
     if match["mantissa"] is not None:
-        return _decimal(match["mantissa"]) * _power(Fraction(10), int((match["ten"] or match["power_of_ten"]).strip("{}() ")))
+        return _decimal(match["mantissa"]) * _power(
+            Fraction(10), int((match["ten"] or match["power_of_ten"]).strip("{}() "))
+        )
     if match["numerator"] is not None:
         return _decimal(match["numerator"]) / _decimal(match["denominator"])
     if match["whole"] is not None:

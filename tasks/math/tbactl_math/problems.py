@@ -33,8 +33,8 @@ _FINAL_ANSWER = re.compile(r"\n*####[ \t]*(?P<answer>\S[^\n]*)\s*\Z")
 _CALCULATOR_NOTE = re.compile(r"<<[^<>]*>>")
 # The generator ends every question with this; the prompt template already says what is asked for.
 _GENERATOR_SUFFIX = " Give the result as your final answer. Do not include units."
-# Columns of the data sets that are understood: (question, answer, worked solution or "").
-_COLUMNS = (("problem", "answer", "solution"), ("question", "answer", ""), ("input", "target", ""))
+# Columns of the data sets that are understood: question, answer, and the worked solution where it stands apart.
+_COLUMNS = (("problem", "answer", "solution"), ("question", "answer"), ("input", "target"))
 
 
 def generated_problems(split: str, *, seed: int, difficulty: Difficulty = "easy") -> Iterator[Prompt]:
@@ -146,24 +146,22 @@ def _prompt(question: str, *, answer: str, solution: str) -> Prompt:
 
 
 def _from_row(row: Mapping[str, Any], *, origin: str) -> Prompt:
-    for question_column, answer_column, solution_column in _COLUMNS:
-        if question_column in row and answer_column in row:
-            break
-    else:
-        expected = "; ".join(", ".join(filter(None, columns)) for columns in _COLUMNS)
-        raise TaskError(f"{origin}: columns {sorted(row)} are not understood; expected are {expected}")
-    question, answer = str(row[question_column]), _answer_text(row[answer_column])
-    worked = str(row.get(solution_column, "")) or answer
+    columns = next((columns for columns in _COLUMNS if all(column in row for column in columns)), None)
+    if columns is None:
+        expected = "; ".join(", ".join(columns) for columns in _COLUMNS)
+        raise TaskError(f"{origin}: columns {', '.join(sorted(row))} are not understood; expected are {expected}")
+    question, answer, *worked = (_cell_text(row[column]) for column in columns)
+    solution = worked[0] if worked else ""
     stated = _FINAL_ANSWER.search(answer)
-    if stated:
-        answer = stated["answer"].strip().replace(",", "")
-    solution = clean_solution(worked if worked != answer else "", answer=answer)
-    if not question.strip() or not answer or solution is None:
-        raise TaskError(f"{origin}: the question or the answer is empty; every problem needs both")
-    return _prompt(question, answer=answer, solution=solution)
+    if stated:  # GSM8K keeps the steps and the final answer in one column
+        answer, solution = stated["answer"].strip().replace(",", ""), answer
+    cleaned = clean_solution(solution, answer=answer)
+    if not question or not answer or cleaned is None:
+        raise TaskError(f"{origin}: the question or the answer is empty, or the solution ends with another answer")
+    return _prompt(question, answer=answer, solution=cleaned)
 
 
-def _answer_text(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value).strip()
@@ -193,7 +191,7 @@ def _read_json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
         yield row
 
 
-def _read_hub(source: str, *, split: str) -> Iterable[Mapping[str, Any]]:
+def _read_hub(source: str, *, split: str) -> Iterable[Any]:
     from datasets import load_dataset
 
     name, _, configuration = source.partition(":")

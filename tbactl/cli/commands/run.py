@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +17,7 @@ from tbactl.config.hardware import PROFILES, Profile
 from tbactl.config.loading import LoadedRecipe, load_recipe
 from tbactl.config.packages import missing_packages
 from tbactl.config.resume import load_resumed
+from tbactl.config.run_record import read_run_record
 from tbactl.errors import ConfigError
 
 app = command_app()
@@ -64,15 +67,24 @@ def run(
         return _show_plan(loaded, missing=missing, as_json=as_json)
     if missing:
         raise ConfigError(*missing)
+    if as_json:
+        # Standard output is for the one document at the end.
+        with contextlib.redirect_stdout(sys.stderr):
+            exit_code = _run_to_end(loaded, resume=run_directory, plain=True)
+        print_json(_record(config.runs_dir))
+        return exit_code
+    return _run_to_end(loaded, resume=run_directory, plain=plain_lines)
+
+
+def _run_to_end(loaded: LoadedRecipe, *, resume: Path | None, plain: bool) -> int:
     from tbactl.supervision.supervisor import run_to_end
 
-    return run_to_end(
-        config,
-        recipe_name=loaded.name,
-        profile=loaded.profile,
-        resume=run_directory,
-        plain=plain_lines or as_json,
-    )
+    return run_to_end(loaded.run_config, recipe_name=loaded.name, profile=loaded.profile, resume=resume, plain=plain)
+
+
+def _record(runs_directory: Path) -> dict[str, Any]:
+    directory = find_run("latest", runs_directory=runs_directory)
+    return {"run_directory": str(directory.resolve()), **read_run_record(directory).model_dump(mode="json")}
 
 
 def _profile(name: str | None) -> Profile | None:

@@ -1,0 +1,150 @@
+"""`tbactl tasks`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tbactl import registry
+from tbactl.cli.arguments import AsJson, command_app
+from tbactl.cli.audit import Audit, audit_rewards
+from tbactl.cli.output import plain, print_json, print_table
+from tbactl.config.overrides import parse_override
+from tbactl.config.settings import Settings
+from tbactl.errors import ConfigError, TaskError
+from tbactl.protocols import Task
+
+GROUP = "tbactl.tasks"
+MAX_ROWS_SHOWN = 50
+
+app = command_app(help="List, check and audit tasks and their rewards.", no_args_is_help=True)
+
+TaskOptions = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="A task option, as under [task.options] of a recipe. Repeatable."),
+]
+
+
+@app.command("list")
+def list_tasks(as_json: AsJson = False) -> None:
+    """List the installed tasks."""
+    tasks = [_describe(name, target) for name, target in sorted(registry.available(GROUP).items())]
+    if as_json:
+        print_json(tasks)
+    else:
+        print_table(("task", "what it is"), [(task["name"], task["description"]) for task in tasks])
+
+
+@app.command("check")
+def check_tasks(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="The default is all.")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Run the conformance suite on tasks: gold answers must score the maximum, and so on. No model is needed."""
+    from tbactl.testing.task_conformance import check_task
+
+    problems: dict[str, list[str]] = {}
+    for name in names or sorted(registry.available(GROUP)):
+        task = build_task(name, options=[])
+        try:
+            problems[name] = list(check_task(task))
+        finally:
+            task.close()
+    if as_json:
+        print_json(problems)
+    else:
+        for name, found in problems.items():
+            typer.echo(f"{name}: {'ok' if not found else f'{len(found)} problem(s)'}")
+            for problem in found:
+                typer.echo(f"  - {plain(problem)}")
+    return TaskError.exit_code if any(problems.values()) else 0
+
+
+@app.command("score")
+def score_file(
+    task_name: Annotated[str, typer.Argument(metavar="TASK", help="Name of an installed task.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE.jsonl", help='Rows {"completion": ..., "gold": ...}; "correct": true|false is compared.'
+        ),
+    ],
+    options: TaskOptions = [],  # noqa: B006 typer wants the default here and copies it
+    threshold: Annotated[float, typer.Option(help="A reward of at least this counts as correct.")] = 0.5,
+    as_json: AsJson = False,
+) -> int:
+    """Audit a task's reward on completions of your own: each reward, with its reason.
+
+    Exit codes: 1 when a row says "correct" and the reward disagrees, 4 when the file is malformed.
+    """
+    task = build_task(task_name, options=options)
+    try:
+        audit = audit_rewards(task, file, threshold=threshold)
+    finally:
+        task.close()
+    if as_json:
+        print_json(audit.as_document())
+    else:
+        _print_audit(audit)
+    return 1 if audit.num_disagreeing else 0
+
+
+def build_task(name: str, *, options: Sequence[str]) -> Task:
+    """A task from its name and `key=value` options.
+
+    Raises:
+        ConfigError: the task is unknown, or refuses its options.
+    """
+    settings = Settings()
+    for option in options:
+        path, value = parse_override(option)
+        settings.assign(path, value, origin="--set")
+    task_class = registry.load(GROUP, name)
+    try:
+        return task_class(**settings.values)
+    except TypeError as error:
+        raise ConfigError(f"task '{name}' refuses its options: {error}.") from None
+
+
+def _describe(name: str, target: str) -> dict[str, Any]:
+    try:
+        task_class = registry.load(GROUP, name)
+    except (ConfigError, ImportError) as error:
+        return {"name": name, "target": target, "description": f"cannot be loaded: {error}", "options": {}}
+    summary = (inspect.getdoc(task_class) or "").partition("\n")[0]
+    return {"name": name, "target": target, "description": summary, "options": _options(task_class)}
+
+
+def _options(task_class: type) -> dict[str, dict[str, str]]:
+    parameters = inspect.signature(task_class).parameters.values()
+    return {
+        parameter.name: {
+            "type": str(parameter.annotation),
+            "default": "required" if parameter.default is parameter.empty else repr(parameter.default),
+        }
+        for parameter in parameters
+        if parameter.kind is not parameter.VAR_KEYWORD
+    }
+
+
+def _print_audit(audit: Audit) -> None:
+    interesting = [row for row in audit.rows if row.agrees is False or row.error]
+    shown = audit.rows if len(audit.rows) <= MAX_ROWS_SHOWN else interesting[:MAX_ROWS_SHOWN]
+    marks = {True: "yes", False: "NO", None: ""}
+    print_table(
+        ("line", "reward", "agrees", "gold", "reason", "completion"),
+        [
+            (row.line, f"{row.reward:g}", marks[row.agrees], row.gold, row.error or row.reason, row.completion[-60:])
+            for row in shown
+        ],
+    )
+    if len(shown) < len(audit.rows):
+        typer.echo(f"{len(audit.rows) - len(shown)} rows without a finding are not shown (--json shows all).")
+    typer.echo(
+        f"{len(audit.rows)} rows, mean reward {audit.mean_reward:.4f}, {audit.num_errors} scoring errors, "
+        f"{audit.num_agreeing} of {audit.num_agreeing + audit.num_disagreeing} agree with 'correct'"
+    )

@@ -1,0 +1,85 @@
+"""Settings that name something installed: a task and its options, an engine, a learner, an objective, a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from tbactl import registry
+from tbactl.config.problems import Problem
+from tbactl.config.settings import Settings, dotted
+from tbactl.config.toml_lines import KeyPath
+from tbactl.errors import ConfigError, TbactlError
+
+# Setting -> group of the registry its value must be in. An evaluation has `engine` at the top.
+NAMED: tuple[tuple[KeyPath, str], ...] = (
+    (("task", "kind"), "tbactl.tasks"),
+    (("searchers", "engine"), "tbactl.engines"),
+    (("engine",), "tbactl.engines"),
+    (("trainer", "kind"), "tbactl.learners"),
+    (("objective", "kind"), "tbactl.objectives"),
+)
+TASK_PREFIX = "task:"
+
+
+def registered_problems(
+    settings: Settings, *, sections: Collection[str], wrong: Collection[KeyPath]
+) -> Iterator[Problem]:
+    """Check names against the registry, task options by building the task, and where the policy is.
+
+    Args:
+        settings: the values.
+        sections: top-level names that the configuration has.
+        wrong: settings already refused.
+    """
+    for path, group in NAMED:
+        name = settings.get(path)
+        if path[0] not in sections or path in wrong or not isinstance(name, str):
+            continue
+        try:
+            registry.check_name(group, name)
+        except ConfigError as error:
+            yield from (Problem(path, f"{dotted(path)}: {sentence}") for sentence in error.problems)
+            continue
+        if path == ("task", "kind"):
+            yield from _task_problems(name, settings.get(("task", "options")) or {})
+            yield from _policy_problems(name, settings.get(("policy", "path")))
+
+
+def _task_problems(name: str, options: Any) -> Iterator[Problem]:
+    if not isinstance(options, dict):
+        return
+    try:
+        registry.load("tbactl.tasks", name)(**options).close()
+    except TbactlError as error:
+        sentences = error.problems if isinstance(error, ConfigError) else (str(error),)
+        for sentence in sentences:
+            yield _option_problem(sentence, options)
+    except TypeError as error:
+        yield Problem(("task", "options"), f"task.options: task '{name}' refuses its options: {error}.")
+
+
+def _option_problem(sentence: str, options: dict[str, Any]) -> Problem:
+    # The line of the option that the task names, where it names one.
+    prefix = "" if sentence.startswith("task.options") else "task.options: "
+    named = next((option for option in options if f"'{option}'" in sentence or f"{option} " in sentence), None)
+    path: KeyPath = ("task", "options") if named is None else ("task", "options", named)
+    return Problem(path, f"{prefix}{sentence}")
+
+
+def _policy_problems(task: str, policy: Any) -> Iterator[Problem]:
+    if not isinstance(policy, str):
+        return
+    path: KeyPath = ("policy", "path")
+    if policy.startswith(TASK_PREFIX):
+        find = getattr(registry.load("tbactl.tasks", task), "policy_directory", None)
+        if find is None:
+            yield Problem(path, f"policy.path = '{policy}': the task '{task}' ships no policy; give a directory.")
+            return
+        try:
+            find(policy.removeprefix(TASK_PREFIX))
+        except TbactlError as error:
+            yield Problem(path, f"policy.path = '{policy}': {error}")
+    elif policy.startswith(("/", "./", "../", "~")) and not Path(policy).expanduser().is_dir():
+        yield Problem(path, f"policy.path = '{policy}': there is no such directory.")

@@ -1,0 +1,111 @@
+"""Turns what happens on the control page into events, and remembers when each policy version came to be."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tbactl.dashboard.tail import JsonlTail
+from tbactl.ipc.control_page import ControlPage, ProcessState
+from tbactl.supervision.events import EventLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Milestone:
+    """When a policy version was first seen, and what it had cost by then."""
+
+    policy_version: int
+    elapsed_s: float
+    """Since the supervisor's start."""
+    training_s: float
+    """Since all processes were ready."""
+    completions: int
+
+
+class ProgressRecorder:
+    """Called at every turn of the supervisor's loop; reads the page, writes events."""
+
+    def __init__(
+        self, page: ControlPage, *, evaluations: Path, events: EventLog, num_completions: Callable[[], int]
+    ) -> None:
+        self._page = page
+        self._events = events
+        self._num_completions = num_completions
+        self._evaluations = JsonlTail(evaluations, from_end=True)
+        self._milestones: list[Milestone] = []
+        self._training_since_s: float | None = None
+        self._seen: dict[tuple[str, str], float] = {}
+
+    def start_training(self) -> None:
+        """All processes are ready: from here training time counts."""
+        self._training_since_s = self._events.elapsed_s
+
+    @property
+    def training_s(self) -> float:
+        """Seconds since `start_training`; 0 before."""
+        return 0.0 if self._training_since_s is None else self._events.elapsed_s - self._training_since_s
+
+    def observe(self) -> None:
+        """Look once."""
+        trainer = self._page.trainer().snapshot()
+        self._observe_version(int(trainer["policy_version"]))
+        if step := self._changed("trainer-0", "checkpoint_step", trainer):
+            self._events.record("checkpoint", process="trainer-0", step=int(step))
+        if self._changed("trainer-0", "finished", trainer):
+            self._events.record("training_finished", process="trainer-0", steps=int(trainer["policy_version"]))
+        if alarms := self._changed("trainer-0", "num_alarms", trainer):
+            self._events.record("alarm", process="trainer-0", num_alarms=int(alarms))
+        for index in range(self._page.num_searchers):
+            self._observe_searcher(f"searcher-{index}", self._page.searcher(index).snapshot())
+        for evaluation in self._evaluations.read_new():
+            self._record_evaluation(evaluation)
+
+    def milestone(self, policy_version: int) -> Milestone | None:
+        """When this version was first seen; the next later one where several steps passed between two looks."""
+        index = bisect_left(self._milestones, policy_version, key=lambda milestone: milestone.policy_version)
+        return self._milestones[index] if index < len(self._milestones) else None
+
+    def _observe_version(self, version: int) -> None:
+        if self._milestones and self._milestones[-1].policy_version == version:
+            return
+        self._milestones.append(
+            Milestone(
+                policy_version=version,
+                elapsed_s=self._events.elapsed_s,
+                training_s=self.training_s,
+                completions=self._num_completions(),
+            )
+        )
+
+    def _observe_searcher(self, name: str, slot: dict[str, float]) -> None:
+        state = self._changed(name, "state", slot)
+        if state == ProcessState.READY:
+            self._events.record("child_ready", process=name, pid=int(slot["pid"]))
+        if alarms := self._changed(name, "num_alarms", slot):
+            difference = slot["f_logprob_difference"]
+            self._events.record("alarm", process=name, num_alarms=int(alarms), logprob_difference=difference)
+
+    def _changed(self, process: str, word: str, slot: dict[str, float]) -> float:
+        """The word's value when it differs from the last look and is not zero, else 0."""
+        value = slot[word]
+        before = self._seen.get((process, word), 0.0)
+        self._seen[process, word] = value
+        return value if value != before else 0.0
+
+    def _record_evaluation(self, evaluation: dict[str, Any]) -> None:
+        version = int(evaluation.get("policy_version", 0))
+        milestone = self.milestone(version)
+        self._events.record(
+            "evaluation",
+            process="searcher-0",
+            policy_version=version,
+            num_prompts=evaluation.get("num_prompts", 0),
+            metrics=evaluation.get("metrics", {}),
+            intervals=evaluation.get("intervals", {}),
+            completions=milestone.completions if milestone else self._num_completions(),
+            training_s=round(milestone.training_s if milestone else self.training_s, 3),
+            elapsed_s_at_version=round(milestone.elapsed_s if milestone else self._events.elapsed_s, 3),
+        )

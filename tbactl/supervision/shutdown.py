@@ -1,0 +1,89 @@
+"""The one way a run's processes end, whatever the cause. Each step is tried even if the one before it failed."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from tbactl.clock import Clock
+from tbactl.ipc.control_page import ControlPage, RunState
+from tbactl.supervision.events import EventLog
+from tbactl.supervision.fleet import Fleet
+from tbactl.supervision.signals import StopSignals
+
+POLL_S = 0.05
+# Of the grace time, what is kept for SIGTERM to work.
+TERMINATE_S = 2.0
+
+
+class Shutdown:
+    """Ends the children: asks through the control page, then by SIGTERM, then SIGKILL. Bounded by `grace_s`."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        page: ControlPage,
+        signals: StopSignals,
+        events: EventLog,
+        clock: Clock,
+        tick: Callable[[], None],
+        grace_s: float,
+    ) -> None:
+        self._fleet = fleet
+        self._page = page
+        self._signals = signals
+        self._events = events
+        self._clock = clock
+        self._tick = tick
+        self._grace_s = grace_s
+
+    def run(self, *, drain: bool, has_run: bool) -> None:
+        """End all children.
+
+        Args:
+            drain: let the trainer write a checkpoint first.
+            has_run: False while processes were still loading: they do not read the control page yet.
+        """
+        deadline_s = self._clock.monotonic_s() + self._grace_s
+        ask_until_s = deadline_s - min(TERMINATE_S, self._grace_s / 2)
+        if drain and has_run:
+            self._try(lambda: self._announce(RunState.DRAINING))
+            self._try(lambda: self._wait(ask_until_s, lambda: not self._trainers_alive()))
+        self._try(lambda: self._announce(RunState.STOPPING))
+        if has_run:
+            self._try(lambda: self._wait(ask_until_s, lambda: not self._fleet.alive()))
+        self._try(self._terminate)
+        self._try(lambda: self._wait(min(deadline_s, self._clock.monotonic_s() + TERMINATE_S), self._all_ended))
+        self._try(self._kill)
+
+    def _announce(self, state: RunState) -> None:
+        self._page.supervisor.set(run_state=state)
+        self._events.record("run_state", state=state.name)
+
+    def _terminate(self) -> None:
+        for child in self._fleet.alive():
+            self._events.record("child_terminated", process=child.spec.name, pid=child.pid)
+            child.signal_group(signal.SIGTERM)
+
+    def _kill(self) -> None:
+        for child in self._fleet.alive():
+            self._events.record("child_killed", process=child.spec.name, pid=child.pid)
+            self._try(child.kill)
+
+    def _all_ended(self) -> bool:
+        return not self._fleet.alive()
+
+    def _trainers_alive(self) -> bool:
+        return any(child.spec.role == "trainer" for child in self._fleet.alive())
+
+    def _wait(self, until_s: float, is_done: Callable[[], bool]) -> None:
+        while not is_done() and not self._signals.hurry and self._clock.monotonic_s() < until_s:
+            self._tick()
+            self._clock.sleep(POLL_S)
+
+    def _try(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:
+            self._events.record("shutdown_step_failed", error=f"{type(error).__name__}: {error}")

@@ -1,0 +1,317 @@
+"""`tbactl run` in one function, and the loop that watches over it.
+
+    run_to_end
+        reclaim what dead runs left -> prepare the run directory -> shared memory -> Supervisor.run -> summary
+
+    STARTING --all READY--> RUNNING --finished, evaluated------------> STOPPING --> children reaped, memory removed
+        |                      |---stop wanted, or a child failed--> DRAINING ---^
+        `--stop wanted, or a child failed------------------------------------^
+
+| waits for                     | unblocked by                        | bounded by                                 |
+|-------------------------------|-------------------------------------|--------------------------------------------|
+| STARTING: every child READY   | the children                        | start_timeout_s, max_restarts              |
+| RUNNING: trainer's `finished` | the trainer                         | progress_timeout_s, of each and of the run |
+| final evaluation              | searcher 0                          | evaluation.timeout_s                       |
+| DRAINING, STOPPING            | children exit, or a second Ctrl-C   | stop_grace_s                               |
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tbactl.clock import Clock, SystemClock
+from tbactl.config.layout import SHM_ROOT
+from tbactl.config.run_record import Outcome
+from tbactl.config.sections import RunConfig
+from tbactl.dashboard.live import open_view
+from tbactl.dashboard.state import page_snapshot
+from tbactl.errors import ChildFailedError, TbactlError
+from tbactl.ipc.control_page import ControlPage, ProcessState, RunState
+from tbactl.supervision.atomic import point_symlink, write_text
+from tbactl.supervision.events import EventLog, utc
+from tbactl.supervision.fleet import Fleet
+from tbactl.supervision.progress import ProgressRecorder
+from tbactl.supervision.reclaim import end_processes_of, reclaim
+from tbactl.supervision.run_directory import ArgvBuilder, RunDirectory, child_argv, prepare
+from tbactl.supervision.shared_memory import SharedMemory
+from tbactl.supervision.shutdown import Shutdown
+from tbactl.supervision.signals import StopSignals
+from tbactl.supervision.summary import print_summary
+from tbactl.supervision.watchdog import progress_of
+
+POLL_S = 0.1
+# After a pause of the supervisor itself (a suspended machine) the children's words are as old as its own last look.
+OWN_PAUSE_S = 1.0
+
+
+class View(Protocol):
+    """What shows the run. Called often; decides itself how often it draws."""
+
+    def update(self) -> None:
+        """Look at the run and show it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a run ended."""
+
+    outcome: Outcome
+    exit_code: int
+    error: TbactlError | None = None
+
+
+def run_to_end(
+    config: RunConfig,
+    *,
+    recipe_name: str,
+    profile: str,
+    resume: Path | None,
+    plain: bool,
+    argv_for: ArgvBuilder = child_argv,
+    shm_root: Path = SHM_ROOT,
+) -> int:
+    """Run a configuration from the first process's start to the last one's end.
+
+    Args:
+        config: all settings.
+        recipe_name: for run.json.
+        profile: `cpu` or `gpu`; `cpu` hides every device.
+        resume: a run directory to continue from its last checkpoint.
+        plain: lines instead of the live dashboard.
+        argv_for: command line of a child; another one in tests.
+        shm_root: where shared memory is made; another place in tests.
+
+    Returns:
+        0 when it finished or `tbactl stop` ended it, 130 after Ctrl-C, 143 after SIGTERM.
+
+    Raises:
+        TbactlError: it could not start, or a child failed for good. Nothing of it runs any more, no memory is left.
+    """
+    clock = SystemClock()
+    with StopSignals(clock=clock) as signals:
+        reclaimed = reclaim(shm_root)
+        run = prepare(
+            config,
+            recipe_name=recipe_name,
+            profile=profile,
+            resume=resume,
+            clock=clock,
+            argv_for=argv_for,
+            shm_root=shm_root,
+        )
+        with EventLog(run.layout.events, clock=clock) as events:
+            events.record("run_started", attempt=run.record.attempt, recipe=recipe_name, profile=profile)
+            for stale in reclaimed:
+                events.record("reclaimed", directory=str(stale.directory), size_bytes=stale.size_bytes)
+            if run.resume_checkpoint is not None:
+                events.record("resumed", checkpoint=str(run.resume_checkpoint))
+            ending = _run_and_record(run, signals=signals, events=events, clock=clock, plain=plain)
+    print_summary(run.layout, config=config)
+    if ending.error is not None:
+        raise ending.error
+    return ending.exit_code
+
+
+def _run_and_record(
+    run: RunDirectory, *, signals: StopSignals, events: EventLog, clock: Clock, plain: bool
+) -> Ending:
+    """Run, and write into run.json how it ended, as the last thing and on every path."""
+    started = run.record.model_copy(update={"outcome": "running"})
+    run.write_record(started)
+    point_symlink(run.root.parent / "latest", run.root.name)
+    ending = Ending(outcome="failed", exit_code=1)
+    facts: dict[str, float | int | None] = {}
+    try:
+        with _shared_memory(run) as memory:
+            supervisor = Supervisor(run, page=memory.page, signals=signals, events=events, clock=clock)
+            with open_view(
+                run.layout, page=memory.page, config=run.config, record=started, clock=clock, plain=plain
+            ) as view:
+                ending = supervisor.run(view)
+            facts = supervisor.facts()
+            write_text(run.layout.final_page, page_snapshot(memory.page).to_json())
+    except TbactlError as error:
+        ending = Ending(outcome="failed", exit_code=error.exit_code, error=error)
+    finally:
+        events.record("run_ended", outcome=ending.outcome, exit_code=ending.exit_code)
+        run.write_record(
+            started.model_copy(
+                update={
+                    "outcome": ending.outcome,
+                    "exit_code": ending.exit_code,
+                    "message": "" if ending.error is None else str(ending.error),
+                    "ended_at": utc(clock.wall_s()),
+                    "duration_s": round(events.elapsed_s, 3),
+                    **facts,
+                }
+            )
+        )
+    return ending
+
+
+@contextlib.contextmanager
+def _shared_memory(run: RunDirectory) -> Iterator[SharedMemory]:
+    memory = SharedMemory(run.shm, config=run.config, run_directory=run.root)
+    try:
+        yield memory
+    finally:
+        # Children are reaped by now; this ends what they started in sessions of its own.
+        end_processes_of(run.shm.root)
+        memory.remove()
+
+
+class Supervisor:
+    """Watches the children of one run from their start until all of them are reaped."""
+
+    def __init__(
+        self, run: RunDirectory, *, page: ControlPage, signals: StopSignals, events: EventLog, clock: Clock
+    ) -> None:
+        self._config = run.config
+        self._page = page
+        self._signals = signals
+        self._events = events
+        self._clock = clock
+        self._fleet = Fleet(run.config, run.specs, page=page, events=events, clock=clock)
+        self._progress = ProgressRecorder(
+            page, evaluations=run.layout.evaluations, events=events, num_completions=lambda: self._fleet.num_completions
+        )
+        self._view: View | None = None
+        self._state = RunState.STARTING
+        self._finished_s: float | None = None
+        self._training_s: float | None = None
+        self._run_moved_s = 0.0
+        self._run_position: tuple[float, ...] = ()
+
+    def run(self, view: View) -> Ending:
+        """Start everything, watch it, end everything. No child lives when this returns or raises."""
+        self._view = view
+        self._page.supervisor.set(state=ProcessState.RUNNING, started_ns=int(self._clock.monotonic_s() * 1e9))
+        ending: Ending | None = None
+        try:
+            try:
+                self._beat()  # before any child looks at it
+                self._fleet.start_all()
+                ending = self._watch()
+            except TbactlError as error:
+                ending = Ending(outcome="failed", exit_code=error.exit_code, error=error)
+        finally:
+            self._shut_down(ending)
+        return ending
+
+    def facts(self) -> dict[str, float | int | None]:
+        """What run.json says about the work done."""
+        training_s = self._progress.training_s if self._training_s is None else self._training_s
+        return {
+            "training_s": round(training_s, 3),
+            "steps": self._page.trainer().get("policy_version"),
+            "completions": self._fleet.num_completions,
+        }
+
+    def _watch(self) -> Ending:
+        last_s = self._clock.monotonic_s()
+        while True:
+            self._tick()
+            if self._signals.request is not None:
+                request = self._signals.request
+                self._events.record("stop_requested", signal=request.signal_name)
+                return Ending(outcome=request.outcome, exit_code=request.exit_code)
+            now = self._clock.monotonic_s()
+            if now - last_s < OWN_PAUSE_S:
+                self._fleet.check()
+                self._check_run()
+            last_s = now
+            if self._state is RunState.STARTING and self._fleet.all_ready:
+                self._start_training()
+            if self._is_complete():
+                return Ending(outcome="finished", exit_code=0)
+            self._clock.sleep(POLL_S)
+
+    def _tick(self) -> None:
+        self._beat()
+        self._progress.observe()
+        if self._view is not None:
+            try:
+                self._view.update()
+            except Exception as error:  # what shows a run must never end it
+                self._events.record("view_failed", error=f"{type(error).__name__}: {error}")
+                self._view = None
+
+    def _beat(self) -> None:
+        now_ns = int(self._clock.monotonic_s() * 1e9)
+        slot = self._page.supervisor
+        slot.set(heartbeat_ns=now_ns, progress_ns=now_ns, num_restarts=self._fleet.num_restarts)
+        slot.add(progress_count=1)
+
+    def _start_training(self) -> None:
+        self._state = RunState.RUNNING
+        self._page.supervisor.set(run_state=RunState.RUNNING)
+        self._run_moved_s = self._clock.monotonic_s()
+        self._progress.start_training()
+        self._events.record("run_state", state="RUNNING")
+
+    def _check_run(self) -> None:
+        """The run as a whole must get on: a trainer may wait for groups that nobody is going to write.
+
+        Raises:
+            ChildFailedError: nothing has moved for too long.
+        """
+        if self._state is not RunState.RUNNING or self._finished_s is not None:
+            return
+        searchers = [self._page.searcher(index).snapshot() for index in range(self._page.num_searchers)]
+        position = progress_of(self._page.trainer().snapshot(), searchers)
+        now = self._clock.monotonic_s()
+        if position != self._run_position:
+            self._run_position, self._run_moved_s = position, now
+            return
+        still_s = now - self._run_moved_s
+        limit_s = self._config.supervision.progress_timeout_s
+        if still_s > limit_s:
+            children = self._fleet.alive()
+            signs = self._fleet.last_signs()
+            self._fleet.dump_stacks(children)
+            raise ChildFailedError(
+                f"the run stands still: no token, trajectory or step for {still_s:.0f} s "
+                f"(supervision.progress_timeout_s = {limit_s:g}). The processes' stacks are in their logs.\n{signs}"
+            )
+
+    def _is_complete(self) -> bool:
+        """Whether training has finished, and the final policy is evaluated (or that took too long)."""
+        trainer = self._page.trainer()
+        if not trainer.get("finished"):
+            return False
+        now = self._clock.monotonic_s()
+        if self._finished_s is None:
+            self._finished_s = now
+            self._training_s = self._progress.training_s
+        evaluation = self._config.evaluation
+        final_version = trainer.get("policy_version")
+        if not evaluation.num_prompts or self._page.searcher(0).get("evaluated_version_plus_1") == final_version + 1:
+            return True
+        if now - self._finished_s > evaluation.timeout_s:
+            self._events.record(
+                "evaluation_missed", process="searcher-0", policy_version=final_version, timeout_s=evaluation.timeout_s
+            )
+            return True
+        return False
+
+    def _shut_down(self, ending: Ending | None) -> None:
+        # A rank that has lost another one waits for it in a collective and would not get to its checkpoint.
+        can_checkpoint = self._fleet.has_all_trainers and not self._page.trainer().get("finished")
+        Shutdown(
+            self._fleet,
+            page=self._page,
+            signals=self._signals,
+            events=self._events,
+            clock=self._clock,
+            tick=self._tick,
+            grace_s=self._config.supervision.stop_grace_s,
+        ).run(
+            drain=ending is not None and can_checkpoint,
+            has_run=self._state is RunState.RUNNING,
+        )
+        self._page.supervisor.set(state=ProcessState.STOPPED)

@@ -1,0 +1,376 @@
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from tests.support.replay_groups import make_group, tokens_of
+
+from tbactl.replay.buffer import ReplayBuffer
+from tbactl.replay.samplers import MixtureSampler, choose_weighted
+from tbactl.types import TrajectoryGroup
+
+# Values that a chi-square variable of so many degrees of freedom exceeds once in 10,000.
+CRITICAL_CHI_SQUARE = {3: 21.11, 5: 25.74, 9: 33.72}
+
+RECENT = MixtureSampler(on_policy_fraction=1.0)
+ANY = MixtureSampler(on_policy_fraction=0.0)
+
+
+def make_buffer(*, num_prompts: int = 0, version: int = 0) -> ReplayBuffer:
+    buffer = ReplayBuffer(capacity=10_000, capacity_per_prompt=100)
+    for prompt_id in range(num_prompts):
+        buffer.insert(make_group(prompt_id, [0, 1, 2, 3], version=version))
+    return buffer
+
+
+def draw(
+    sampler: MixtureSampler, buffer: ReplayBuffer, num_prompts: int = 1, *, k: int = 2, seed: int = 0, version: int = 0
+) -> list[TrajectoryGroup]:
+    rng = np.random.default_rng(seed)
+    return sampler.select(buffer, num_prompts=num_prompts, num_per_prompt=k, policy_version=version, rng=rng)
+
+
+def prompts_of(groups: list[TrajectoryGroup]) -> list[int]:
+    return [group.prompt_id for group in groups]
+
+
+def chi_square(observed: Counter, expected: dict) -> float:
+    total = sum(observed.values())
+    assert set(observed) <= set(expected)
+    return sum((observed[key] - total * share) ** 2 / (total * share) for key, share in expected.items())
+
+
+# --- recency ---------------------------------------------------------------------------------------------------------
+
+
+def test_recency_draws_the_newest_version_first():
+    buffer = make_buffer()
+    for version in (3, 1, 2):
+        for number in range(4):
+            buffer.insert(make_group(10 * version + number, [0, 1], version=version))
+    assert set(prompts_of(draw(RECENT, buffer, 4))) == {30, 31, 32, 33}
+
+
+def test_recency_never_repeats_a_prompt_until_all_fresh_ones_are_used():
+    buffer = make_buffer(num_prompts=12)
+    rng = np.random.default_rng(0)
+    drawn = []
+    for _ in range(4):
+        groups = RECENT.select(buffer, num_prompts=3, num_per_prompt=2, policy_version=0, rng=rng)
+        drawn += prompts_of(groups)
+    assert sorted(drawn) == list(range(12))
+
+
+def test_fresh_prompt_is_not_demoted_by_later_insertions_or_draws():
+    buffer = make_buffer()
+    buffer.insert(make_group(7, [0, 1], version=0))
+    for version in range(1, 6):
+        buffer.insert(make_group(version, [0, 1], version=version))
+        # Newer data is preferred ...
+        assert prompts_of(draw(RECENT, buffer, version=version)) == [version]
+    # ... but the old prompt, never used, still comes before anything that was used.
+    assert prompts_of(draw(RECENT, buffer, version=6)) == [7]
+    assert prompts_of(draw(RECENT, buffer, version=6)) == [5]
+
+
+def test_used_prompt_becomes_fresh_again_by_new_data():
+    buffer = make_buffer(num_prompts=3)
+    draw(RECENT, buffer, 3)
+    buffer.insert(make_group(1, [8], version=1))
+    assert prompts_of(draw(RECENT, buffer)) == [1]
+
+
+def test_newer_copy_of_known_tokens_counts_as_fresh_data():
+    buffer = make_buffer(num_prompts=3)
+    draw(RECENT, buffer, 3)
+    buffer.insert(make_group(2, [0], version=1))
+    assert prompts_of(draw(RECENT, buffer)) == [2]
+
+
+def test_use_through_the_whole_buffer_ends_freshness_too():
+    buffer = make_buffer(num_prompts=2)
+    [used] = prompts_of(draw(ANY, buffer))
+    assert prompts_of(draw(RECENT, buffer)) == [1 - used]
+
+
+def test_recency_takes_only_fresh_trajectories_when_there_are_enough():
+    buffer = make_buffer()
+    buffer.insert(make_group(1, range(10), version=0))
+    draw(RECENT, buffer)
+    buffer.insert(make_group(1, range(10, 16), version=1))
+    seen = Counter(itertools.chain.from_iterable(tokens_of(g) for g in repeated_fresh_draws(buffer, 1, k=4)))
+    assert set(seen) == set(range(10, 16))
+
+
+def repeated_fresh_draws(buffer: ReplayBuffer, prompt_id: int, *, k: int) -> list[TrajectoryGroup]:
+    prompt = buffer.prompts[prompt_id]
+    state = prompt.last_draw, prompt.num_fresh
+    groups = []
+    for seed in range(60):
+        prompt.last_draw, prompt.num_fresh = state
+        groups += draw(RECENT, buffer, k=k, seed=seed)
+    return groups
+
+
+def test_recency_fills_up_with_the_newest_others():
+    buffer = make_buffer()
+    buffer.insert(make_group(1, range(10), version=0))
+    draw(RECENT, buffer)
+    buffer.insert(make_group(1, [20, 21], version=1))
+    [group] = draw(RECENT, buffer, k=4)
+    assert sorted(tokens_of(group)) == [8, 9, 20, 21]
+
+
+def test_more_new_trajectories_than_the_prompt_keeps_stay_within_what_it_holds():
+    """The reference code counts new items before trimming and then indexes from the wrong end."""
+    buffer = ReplayBuffer(capacity=1000, capacity_per_prompt=5)
+    buffer.insert(make_group(1, range(12), version=0))
+    for seed in range(20):
+        [group] = draw(RECENT, buffer, k=3, seed=seed)
+        assert set(tokens_of(group)) <= {7, 8, 9, 10, 11}
+    assert buffer.prompts[1].num_fresh == 0
+    buffer.insert(make_group(1, range(20, 32), version=1))
+    assert buffer.prompts[1].num_fresh == 5
+
+
+def test_fresh_data_of_an_older_version_is_used_although_newer_is_held():
+    buffer = make_buffer()
+    buffer.insert(make_group(1, [0, 1, 2, 3], version=5))
+    draw(RECENT, buffer)
+    buffer.insert(make_group(1, [10, 11], version=4))
+    [group] = draw(RECENT, buffer, k=2)
+    assert sorted(tokens_of(group)) == [10, 11]
+
+
+def test_recency_choice_among_equals_is_uniform():
+    counts = Counter()
+    rng = np.random.default_rng(5)
+    for _ in range(2000):
+        buffer = make_buffer(num_prompts=4)
+        [group] = RECENT.select(buffer, num_prompts=1, num_per_prompt=2, policy_version=0, rng=rng)
+        counts[group.prompt_id] += 1
+    assert chi_square(counts, dict.fromkeys(range(4), 0.25)) < CRITICAL_CHI_SQUARE[3]
+
+
+def test_recency_with_large_buckets_never_repeats_within_a_batch():
+    buffer = make_buffer(num_prompts=200)
+    draw(RECENT, buffer, 200)
+    drawn = prompts_of(draw(RECENT, buffer, 200, seed=1))
+    assert sorted(drawn) == list(range(200))
+
+
+# --- whole buffer ----------------------------------------------------------------------------------------------------
+
+
+def test_whole_buffer_gives_every_prompt_its_turn_once_before_any_again():
+    buffer = make_buffer(num_prompts=10)
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        drawn = []
+        for _ in range(5):
+            drawn += prompts_of(ANY.select(buffer, num_prompts=2, num_per_prompt=2, policy_version=0, rng=rng))
+        assert sorted(drawn) == list(range(10))
+
+
+def test_whole_buffer_prompt_choice_is_uniform_over_versions():
+    counts = Counter()
+    rng = np.random.default_rng(1)
+    for _ in range(1000):
+        buffer = make_buffer()
+        for prompt_id in range(10):
+            buffer.insert(make_group(prompt_id, range(2 + prompt_id), version=prompt_id))
+        groups = ANY.select(buffer, num_prompts=1, num_per_prompt=2, policy_version=10, rng=rng)
+        counts.update(prompts_of(groups))
+    assert chi_square(counts, dict.fromkeys(range(10), 0.1)) < CRITICAL_CHI_SQUARE[9]
+
+
+def test_prompt_inserted_in_mid_turn_joins_the_present_turn():
+    buffer = make_buffer(num_prompts=4)
+    rng = np.random.default_rng(0)
+    drawn = prompts_of(ANY.select(buffer, num_prompts=2, num_per_prompt=2, policy_version=0, rng=rng))
+    buffer.insert(make_group(50, [0, 1]))
+    drawn += prompts_of(ANY.select(buffer, num_prompts=3, num_per_prompt=2, policy_version=0, rng=rng))
+    assert sorted(drawn) == [0, 1, 2, 3, 50]
+
+
+@pytest.mark.parametrize("inverse_temperature", [0.0, 0.7, 3.0])
+def test_pairs_follow_the_reward_softmax_without_replacement(inverse_temperature: float):
+    rewards = [0.0, 0.5, 1.0, -1.0]
+    weights = [math.exp(inverse_temperature * reward) for reward in rewards]
+    p = [weight / sum(weights) for weight in weights]
+    expected = {
+        (i, j): p[i] * p[j] / (1 - p[i]) + p[j] * p[i] / (1 - p[j]) for i, j in itertools.combinations(range(4), 2)
+    }
+    buffer = make_buffer()
+    buffer.insert(make_group(1, range(4), rewards=rewards))
+    sampler = MixtureSampler(
+        on_policy_fraction=0.0, prioritization="reward-softmax", inverse_temperature=inverse_temperature
+    )
+    rng = np.random.default_rng(11)
+    counts = Counter()
+    for _ in range(4000):
+        [group] = sampler.select(buffer, num_prompts=1, num_per_prompt=2, policy_version=0, rng=rng)
+        counts[tuple(sorted(tokens_of(group)))] += 1
+    assert chi_square(counts, expected) < CRITICAL_CHI_SQUARE[5]
+
+
+def test_uniform_prioritization_ignores_rewards():
+    buffer = make_buffer()
+    buffer.insert(make_group(1, range(4), rewards=[0.0, 50.0, 100.0, -100.0]))
+    rng = np.random.default_rng(2)
+    counts = Counter()
+    for _ in range(2000):
+        [group] = ANY.select(buffer, num_prompts=1, num_per_prompt=2, policy_version=0, rng=rng)
+        counts[tuple(sorted(tokens_of(group)))] += 1
+    expected = dict.fromkeys(itertools.combinations(range(4), 2), 1 / 6)
+    assert chi_square(counts, expected) < CRITICAL_CHI_SQUARE[5]
+
+
+@pytest.mark.parametrize("inverse_temperature", [1e6, 1e18, 1e300])
+def test_huge_inverse_temperature_takes_the_best_and_splits_ties_evenly(inverse_temperature: float):
+    buffer = make_buffer()
+    buffer.insert(make_group(1, range(6), rewards=[-3.0, 0.25, 0.25, 0.25, 0.25, -1e5]))
+    sampler = MixtureSampler(
+        on_policy_fraction=0.0, prioritization="reward-softmax", inverse_temperature=inverse_temperature
+    )
+    rng = np.random.default_rng(3)
+    counts = Counter()
+    for _ in range(2000):
+        [group] = sampler.select(buffer, num_prompts=1, num_per_prompt=2, policy_version=0, rng=rng)
+        counts[tuple(sorted(tokens_of(group)))] += 1
+    expected = dict.fromkeys(itertools.combinations([1, 2, 3, 4], 2), 1 / 6)
+    assert chi_square(counts, expected) < CRITICAL_CHI_SQUARE[5]
+    [group] = sampler.select(buffer, num_prompts=1, num_per_prompt=5, policy_version=0, rng=rng)
+    assert set(tokens_of(group)) == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("inverse_temperature", [0.0, 1.0, 1e6])
+@pytest.mark.parametrize("rewards", [[1e308, -1e308, 0.0], [0.0, 0.0, 0.0], [-5.0, -5.0, -5.0], [-0.0, 0.0, 1e-320]])
+def test_extreme_and_equal_rewards_are_drawn_without_warning(rewards: list[float], inverse_temperature: float):
+    buffer = make_buffer()
+    buffer.insert(make_group(1, range(3), rewards=rewards))
+    sampler = MixtureSampler(
+        on_policy_fraction=0.0, prioritization="reward-softmax", inverse_temperature=inverse_temperature
+    )
+    for k in (2, 3, 8):
+        [group] = draw(sampler, buffer, k=k)
+        assert len(group.trajectories) == k
+        assert len(set(tokens_of(group))) == min(k, 3)
+
+
+@pytest.mark.parametrize("sampler", [RECENT, ANY, MixtureSampler(on_policy_fraction=0.0, prioritization="reward-softmax")])
+def test_fewer_than_k_gives_each_once_and_copies_for_the_rest(sampler: MixtureSampler):
+    buffer = make_buffer()
+    buffer.insert(make_group(1, [4, 5, 6], rewards=[0.0, 1.0, 2.0]))
+    [group] = draw(sampler, buffer, k=8)
+    assert len(group.trajectories) == 8
+    assert set(tokens_of(group)) == {4, 5, 6}
+
+
+def test_copies_for_the_rest_follow_the_weights():
+    rng = np.random.default_rng(4)
+    log_weights = np.log([0.1, 0.2, 0.3, 0.4])
+    counts = Counter()
+    for _ in range(1000):
+        chosen = choose_weighted(log_weights, num_chosen=6, rng=rng)
+        assert chosen[:4] == [0, 1, 2, 3]
+        counts.update(chosen[4:])
+    assert chi_square(counts, {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4}) < CRITICAL_CHI_SQUARE[3]
+
+
+# --- mixture, batches, limits ----------------------------------------------------------------------------------------
+
+
+def test_mixture_takes_recent_data_with_probability_m():
+    sampler = MixtureSampler(on_policy_fraction=0.7)
+    rng = np.random.default_rng(6)
+    num_recent = 0
+    for _ in range(1000):
+        buffer = make_buffer(num_prompts=19)
+        buffer.insert(make_group(19, [0, 1], version=1))
+        [group] = sampler.select(buffer, num_prompts=1, num_per_prompt=2, policy_version=1, rng=rng)
+        num_recent += group.prompt_id == 19
+    share = 0.7 + 0.3 / 20
+    assert abs(num_recent / 1000 - share) < 4 * math.sqrt(share * (1 - share) / 1000)
+
+
+@pytest.mark.parametrize("m", [0.0, 0.3, 1.0])
+def test_batch_holds_no_prompt_twice_while_there_are_enough(m: float):
+    buffer = make_buffer(num_prompts=20)
+    rng = np.random.default_rng(0)
+    sampler = MixtureSampler(on_policy_fraction=m)
+    for _ in range(20):
+        groups = sampler.select(buffer, num_prompts=16, num_per_prompt=2, policy_version=0, rng=rng)
+        assert len(set(prompts_of(groups))) == 16
+
+
+@pytest.mark.parametrize("m", [0.0, 0.5, 1.0])
+def test_batch_larger_than_the_buffer_repeats_prompts_evenly(m: float):
+    buffer = make_buffer(num_prompts=3)
+    groups = draw(MixtureSampler(on_policy_fraction=m), buffer, 8)
+    assert sorted(Counter(prompts_of(groups)).values()) == [2, 3, 3]
+
+
+@pytest.mark.parametrize("m", [0.0, 1.0])
+def test_prompt_with_a_single_distinct_trajectory_is_never_drawn(m: float):
+    buffer = make_buffer()
+    buffer.insert(make_group(1, [5, 5, 5, 5], version=9))
+    buffer.insert(make_group(2, [5, 6]))
+    assert prompts_of(draw(MixtureSampler(on_policy_fraction=m), buffer, 3, k=4)) == [2, 2, 2]
+
+
+@pytest.mark.parametrize("m", [0.0, 1.0])
+def test_nothing_eligible_gives_an_empty_batch(m: float):
+    buffer = make_buffer()
+    assert draw(MixtureSampler(on_policy_fraction=m), buffer, 3) == []
+    buffer.insert(make_group(1, [5]))
+    assert draw(MixtureSampler(on_policy_fraction=m), buffer, 3) == []
+
+
+@pytest.mark.parametrize("m", [0.0, 0.5, 1.0])
+def test_max_staleness_is_never_exceeded(m: float):
+    buffer = make_buffer()
+    sampler = MixtureSampler(on_policy_fraction=m, max_staleness=3)
+    rng = np.random.default_rng(0)
+    for version in range(20):
+        buffer.insert(make_group(version % 5, [3 * version, 3 * version + 1, 3 * version + 2], version=version))
+        for group in sampler.select(buffer, num_prompts=4, num_per_prompt=4, policy_version=version, rng=rng):
+            for trajectory in group.trajectories:
+                assert 0 <= version - trajectory.completion.first_version <= 3
+    assert len(buffer) == 12
+
+
+def test_max_staleness_zero_leaves_the_present_version_only():
+    buffer = make_buffer(num_prompts=3, version=4)
+    sampler = MixtureSampler(on_policy_fraction=0.5, max_staleness=0)
+    assert len(draw(sampler, buffer, 2, version=4)) == 2
+    assert draw(sampler, buffer, 2, version=5) == []
+
+
+def test_same_seed_same_batches_other_seed_others():
+    def batches(seed: int) -> list[TrajectoryGroup]:
+        buffer = make_buffer()
+        rng = np.random.default_rng(seed)
+        sampler = MixtureSampler(on_policy_fraction=0.5, prioritization="reward-softmax")
+        groups = []
+        for version in range(10):
+            for number in range(4):
+                tokens = range(4 * version, 4 * version + 4)
+                buffer.insert(make_group(7 * version % 5 + number, tokens, version=version, rewards=[0, 1, 0, 1]))
+            groups += sampler.select(buffer, num_prompts=3, num_per_prompt=3, policy_version=version, rng=rng)
+        return groups
+
+    def choices(groups: list[TrajectoryGroup]) -> list[tuple[int, list[int]]]:
+        return [(group.prompt_id, tokens_of(group)) for group in groups]
+
+    assert choices(batches(1)) == choices(batches(1))
+    assert choices(batches(1)) != choices(batches(2))
+
+
+def test_uses_are_counted_once_for_each_place_in_a_batch():
+    buffer = make_buffer(num_prompts=4)
+    draw(RECENT, buffer, 4, k=3)
+    uses = [stored.num_draws for prompt in buffer.prompts.values() for stored in prompt.trajectories]
+    assert sum(uses) == 12
+    assert buffer.samples_per_insert == 12 / 16
