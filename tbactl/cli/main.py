@@ -58,7 +58,7 @@ def _show_version(is_wanted: bool) -> None:
 
 
 # Help is plain text: importing rich for it takes three times as long as everything else together.
-app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(cls=LazyGroup, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.callback()
@@ -81,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        result = typer.main.get_command(app).main(args=arguments, prog_name="tbactl", standalone_mode=False)
+        result = typer.main.get_command(app).main(
+            args=arguments or ["--help"], prog_name="tbactl", standalone_mode=False
+        )
     except Exception as error:
         from tbactl.cli.failures import report
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 Point = tuple[float, float]
 
@@ -35,7 +36,7 @@ def fitting_range(values: Sequence[float]) -> Range:
 
 
 def sparkline(values: Sequence[float], *, width: int) -> str:
-    """Bars of eight heights, the smallest value lowest; more values than columns are averaged, fewer are not stretched."""
+    """Bars of eight heights, the smallest value lowest; more values than columns are averaged, fewer not stretched."""
     if not values:
         return ""
     columns = binned(values, width)
@@ -64,7 +65,7 @@ def binned(values: Sequence[float], width: int) -> list[float]:
     if len(values) <= width:
         return list(values)
     edges = [i * len(values) // width for i in range(width + 1)]
-    return [sum(values[a:b]) / (b - a) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
 
 
 def curve(points: Sequence[Point], *, width: int, height: int, x: Range, y: Range) -> list[str]:

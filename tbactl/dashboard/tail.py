@@ -7,9 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-# One call reads at most this much, so that a long history does not stop the loop that draws.
-READ_BYTES = 4 * 2**20
-
 
 class JsonlTail:
     """Remembers how far a file was read; a line still being written is left for the next call."""
@@ -27,7 +24,7 @@ class JsonlTail:
                 if os.fstat(file.fileno()).st_size < self._offset:
                     self._offset = 0  # it was replaced by a shorter one
                 file.seek(self._offset)
-                data = file.read(READ_BYTES)
+                data = file.read()
         except FileNotFoundError:
             return []
         complete = data[: data.rfind(b"\n") + 1]
@@ -39,15 +36,6 @@ class JsonlTail:
                 objects.append(value)
             elif line.strip():
                 self.num_damaged += 1
-        return objects
-
-    def read_all(self) -> list[dict[str, Any]]:
-        """Everything from where the last call ended, however much it is."""
-        objects: list[dict[str, Any]] = []
-        offset = -1
-        while offset != self._offset:
-            offset = self._offset
-            objects += self.read_new()
         return objects
 
 

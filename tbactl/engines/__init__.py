@@ -1,0 +1,1 @@
+"""Engines: what turns prompts into completions. Searchers and evaluations drive them through `protocols.Engine`."""

@@ -48,7 +48,7 @@ def encode(record: TrajectoryGroup | EvaluationResult) -> bytes:
     try:
         return _TAG + bytes((LAYOUT_VERSION, kind)) + _encoder.encode(record)
     except (TypeError, OverflowError, UnicodeEncodeError) as error:
-        raise CodecError(f"{type(record).__name__} cannot be encoded ({error}); use plain values.") from error
+        raise CodecError(f"{type(record).__name__} cannot be encoded ({error}); use int, float and str.") from error
 
 
 def decode(data: bytes) -> TrajectoryGroup | EvaluationResult:

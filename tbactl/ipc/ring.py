@@ -174,9 +174,8 @@ class RingReader(RingEnd):
     def _skip_damage(self, count: int, position: int, *, num_written: int, end: int) -> None:
         length, _, sequence_number = self._record_header(position)
         next_position = position + RECORD_OVERHEAD_BYTES + length
-        if sequence_number == count and self._is_record_start(
-            count + 1, next_position, num_written=num_written, end=end
-        ):
+        has_next = self._is_record_start(count + 1, next_position, num_written=num_written, end=end)
+        if sequence_number == count and has_next:
             logger.warning("ring=%s record=%d skipped: its checksum does not fit", self.path.name, count)
             self._words[CORRUPT_WORD] += 1
             self._read.store(count + 1, next_position)

@@ -1,7 +1,8 @@
 """Checkpoints of supervised training: a loadable policy directory plus what resuming needs.
 
-Optimizer moments are safetensors and everything else is JSON; nothing is pickled. A directory appears under its final
-name only when it is complete.
+Optimizer moments are safetensors and everything else is JSON; nothing is pickled. They stand in a folder of their own,
+because vLLM takes every *.safetensors file beside the weights for weights. A directory appears under its final name
+only when it is complete.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tbactl.errors import CheckpointError
 
-_PROGRESS_FILE = "sft_progress.json"
-_OPTIMIZER_FILE = "sft_optimizer.safetensors"
+_PROGRESS_FILE = "sft/progress.json"
+_OPTIMIZER_FILE = "sft/optimizer.safetensors"
 _LATEST = "latest"
 _RUNNING = "running-"
 _TEMPORARY_SUFFIX = ".writing"
@@ -63,6 +64,7 @@ def write_checkpoint(
     tokenizer.save_pretrained(temporary)
     state = optimizer.state_dict()
     moments = {f"{index}.{key}": value for index, entry in state["state"].items() for key, value in entry.items()}
+    (temporary / _OPTIMIZER_FILE).parent.mkdir()
     save_file(moments, temporary / _OPTIMIZER_FILE)
     document = {"progress": dataclasses.asdict(progress), "param_groups": state["param_groups"]}
     (temporary / _PROGRESS_FILE).write_text(json.dumps(document))

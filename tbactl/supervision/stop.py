@@ -46,8 +46,8 @@ def request_stop(run_directory: Path, *, timeout_s: float, clock: Clock | None =
             return 0
         if clock.monotonic_s() > deadline_s:
             raise ChildFailedError(
-                f"{run_directory} has not ended within {timeout_s:g} s of the request (pid {record.pid}); it is asked and "
-                f"may still be writing its checkpoint. Its grace time is supervision.stop_grace_s."
+                f"{run_directory} has not ended within {timeout_s:g} s of the request (pid {record.pid}); it is "
+                f"asked, and may still be writing its checkpoint. Its grace time is supervision.stop_grace_s."
             )
         clock.sleep(POLL_S)
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -62,13 +63,14 @@ def print_summary(layout: RunLayout, *, config: RunConfig) -> None:
     """Write summary.json and print the same for people."""
     summary = summarise(layout, config=config)
     write_text(layout.summary, summary.to_json())
-    for line in summary_lines(summary):
-        print(line)
+    with suppress(BrokenPipeError):
+        for line in summary_lines(summary):
+            print(line, flush=True)
 
 
 def summarise(layout: RunLayout, *, config: RunConfig) -> Summary:
     """Gather the numbers from run.json and events.jsonl, all attempts included."""
-    events = JsonlTail(layout.events).read_all()
+    events = JsonlTail(layout.events).read_new()
     points = [point for event in events if event.get("kind") == "evaluation" and (point := _point(event["details"]))]
     points.sort(key=lambda point: point.policy_version)
     target = config.evaluation.target
@@ -90,12 +92,13 @@ def summary_lines(summary: Summary) -> Iterator[str]:
     duration_s, training_s = record.duration_s or 0.0, record.training_s or 0.0
     yield f"run        {summary.run_directory}: {record.outcome}"
     yield (
-        f"time       {duration_s:.1f} s from start to end, of which {training_s:.1f} s were training (from the moment all "
-        f"processes were ready to the last step)"
+        f"time       {duration_s:.1f} s from start to end, of which {training_s:.1f} s were training (from the moment "
+        f"all processes were ready to the last step)"
     )
     yield f"work       {record.steps or 0:,} optimizer steps, {record.completions or 0:,} completions generated"
     if summary.before is not None:
-        yield f"before     {_shown_point(summary.before)}"
+        label = "before" if summary.after or summary.before.policy_version == 0 else "evaluated"
+        yield f"{label:<11}{_shown_point(summary.before)}"
     if summary.before is not None and summary.after is not None:
         gain = 100 * (summary.after.value - summary.before.value)
         yield f"after      {_shown_point(summary.after)}, {gain:+.1f} points"
@@ -107,7 +110,9 @@ def summary_lines(summary: Summary) -> Iterator[str]:
 
 def _shown_point(point: EvaluationPoint) -> str:
     interval = f" [{point.interval[0]:.3f}, {point.interval[1]:.3f}]" if point.interval else ""
-    return f"{point.metric} {point.value:.3f}{interval} (policy version {point.policy_version}, n = {point.num_prompts})"
+    return (
+        f"{point.metric} {point.value:.3f}{interval} (policy version {point.policy_version}, n = {point.num_prompts})"
+    )
 
 
 def _shown_target(summary: Summary) -> str:

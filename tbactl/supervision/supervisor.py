@@ -117,9 +117,7 @@ def run_to_end(
     return ending.exit_code
 
 
-def _run_and_record(
-    run: RunDirectory, *, signals: StopSignals, events: EventLog, clock: Clock, plain: bool
-) -> Ending:
+def _run_and_record(run: RunDirectory, *, signals: StopSignals, events: EventLog, clock: Clock, plain: bool) -> Ending:
     """Run, and write into run.json how it ended, as the last thing and on every path."""
     started = run.record.model_copy(update={"outcome": "running"})
     run.write_record(started)
@@ -191,16 +189,12 @@ class Supervisor:
         """Start everything, watch it, end everything. No child lives when this returns or raises."""
         self._view = view
         self._page.supervisor.set(state=ProcessState.RUNNING, started_ns=int(self._clock.monotonic_s() * 1e9))
-        ending: Ending | None = None
         try:
-            try:
-                self._beat()  # before any child looks at it
-                self._fleet.start_all()
-                ending = self._watch()
-            except TbactlError as error:
-                ending = Ending(outcome="failed", exit_code=error.exit_code, error=error)
-        finally:
-            self._shut_down(ending)
+            ending = self._start_and_watch()
+        except BaseException:
+            self._shut_down(drain=False)
+            raise
+        self._shut_down(drain=True)
         return ending
 
     def facts(self) -> dict[str, float | int | None]:
@@ -211,6 +205,14 @@ class Supervisor:
             "steps": self._page.trainer().get("policy_version"),
             "completions": self._fleet.num_completions,
         }
+
+    def _start_and_watch(self) -> Ending:
+        try:
+            self._beat()  # before any child looks at it
+            self._fleet.start_all()
+            return self._watch()
+        except TbactlError as error:
+            return Ending(outcome="failed", exit_code=error.exit_code, error=error)
 
     def _watch(self) -> Ending:
         last_s = self._clock.monotonic_s()
@@ -299,7 +301,7 @@ class Supervisor:
             return True
         return False
 
-    def _shut_down(self, ending: Ending | None) -> None:
+    def _shut_down(self, *, drain: bool) -> None:
         # A rank that has lost another one waits for it in a collective and would not get to its checkpoint.
         can_checkpoint = self._fleet.has_all_trainers and not self._page.trainer().get("finished")
         Shutdown(
@@ -311,7 +313,7 @@ class Supervisor:
             tick=self._tick,
             grace_s=self._config.supervision.stop_grace_s,
         ).run(
-            drain=ending is not None and can_checkpoint,
+            drain=drain and can_checkpoint,
             has_run=self._state is RunState.RUNNING,
         )
         self._page.supervisor.set(state=ProcessState.STOPPED)

@@ -56,7 +56,9 @@ def test_any_record_round_trips(record: TrajectoryGroup | EvaluationResult):
 
 @given(st.one_of(groups, evaluations), st.data())
 @settings(max_examples=300)
-def test_any_changed_byte_gives_a_record_or_a_codec_error(record: TrajectoryGroup | EvaluationResult, data: st.DataObject):
+def test_any_changed_byte_gives_a_record_or_a_codec_error(
+    record: TrajectoryGroup | EvaluationResult, data: st.DataObject
+):
     encoded = bytearray(encode(record))
     encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
     try:

@@ -111,7 +111,9 @@ def test_values_that_cannot_travel_are_refused(broken: TrajectoryGroup):
 def test_other_layout_version_is_refused_with_both_numbers():
     data = bytearray(encode(group()))
     data[4] = LAYOUT_VERSION + 1
-    with pytest.raises(CodecError, match=f"layout version {LAYOUT_VERSION + 1}; this process knows version {LAYOUT_VERSION}"):
+    with pytest.raises(
+        CodecError, match=f"layout version {LAYOUT_VERSION + 1}; this process knows version {LAYOUT_VERSION}"
+    ):
         decode(bytes(data))
 
 

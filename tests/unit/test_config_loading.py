@@ -77,7 +77,7 @@ def test_misspelt_section_is_pointed_to(tmp_path):
         ("policy.dtype=fp32", "policy.dtype = \"fp32\": must be one of 'float32' or 'bfloat16'."),
         ("name=../x", 'name = "../x": must match the pattern'),
         ("task.options=3", "task.options = 3: must be a table."),
-        ("runs_dir=3", "runs_dir = 3: must be a path (a string)."),
+        ("runs_dir=3", "runs_dir = 3: must be a string."),
         ("trainer.max_steps=none", "trainer.max_steps = null: must be an integer."),
     ],
 )
@@ -263,7 +263,9 @@ def test_sft_problems_are_all_reported_with_their_place(tmp_path):
     problems = problems_of(path, "max_tokens=9000", "architecture.hidden_size=3", "policy.path=x/y")
     assert len(problems) == 5, problems
     assert any("stages.0.mixture: the shares add up to 0.9, not to 1" in p for p in problems)
-    assert any(p.startswith(f"{path}:{line_of(path, 'lr_schedule = ' + chr(34) + 'cosin' + chr(34))}: ") for p in problems)
+    assert any(
+        p.startswith(f"{path}:{line_of(path, 'lr_schedule = ' + chr(34) + 'cosin' + chr(34))}: ") for p in problems
+    )
 
 
 def test_policy_directory_that_does_not_exist_is_refused(tmp_path):

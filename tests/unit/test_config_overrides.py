@@ -32,7 +32,7 @@ def test_parse_override_reads_a_toml_value_or_a_string(text, path, value):
 
 @pytest.mark.parametrize("text", ["", "trainer.max_steps", "=3", "a..b=3", ".a=3"])
 def test_parse_override_without_key_or_value_is_refused_with_an_example(text):
-    with pytest.raises(ConfigError, match="--set trainer.max_steps=20"):
+    with pytest.raises(ConfigError, match=r"--set trainer\.max_steps=20"):
         parse_override(text)
 
 

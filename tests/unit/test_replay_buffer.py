@@ -2,11 +2,11 @@ import dataclasses
 import math
 
 import pytest
-from tests.support.replay_groups import held_tokens, make_group
 
 from tbactl.errors import ConfigError, TaskError
 from tbactl.replay.buffer import InsertReport, ReplayBuffer
 from tbactl.replay.statistics import buffer_statistics
+from tests.support.replay_groups import held_tokens, make_group
 
 
 def make_buffer(*, capacity: int = 100, capacity_per_prompt: int = 10) -> ReplayBuffer:

@@ -4,11 +4,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from tests.support.replay_groups import make_group, tokens_of
 
 from tbactl.replay.buffer import ReplayBuffer
 from tbactl.replay.samplers import MixtureSampler, choose_weighted
 from tbactl.types import TrajectoryGroup
+from tests.support.replay_groups import make_group, tokens_of
 
 # Values that a chi-square variable of so many degrees of freedom exceeds once in 10,000.
 CRITICAL_CHI_SQUARE = {3: 21.11, 5: 25.74, 9: 33.72}
@@ -185,12 +185,15 @@ def test_whole_buffer_prompt_choice_is_uniform_over_versions():
     assert chi_square(counts, dict.fromkeys(range(10), 0.1)) < CRITICAL_CHI_SQUARE[9]
 
 
-def test_prompt_inserted_in_mid_turn_joins_the_present_turn():
+@pytest.mark.parametrize("seed", range(5))
+def test_prompt_inserted_in_mid_turn_joins_the_present_turn(seed: int):
     buffer = make_buffer(num_prompts=4)
-    rng = np.random.default_rng(0)
-    drawn = prompts_of(ANY.select(buffer, num_prompts=2, num_per_prompt=2, policy_version=0, rng=rng))
-    buffer.insert(make_group(50, [0, 1]))
-    drawn += prompts_of(ANY.select(buffer, num_prompts=3, num_per_prompt=2, policy_version=0, rng=rng))
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for _ in range(5):
+        drawn += prompts_of(ANY.select(buffer, num_prompts=1, num_per_prompt=2, policy_version=0, rng=rng))
+        if len(drawn) == 2:
+            buffer.insert(make_group(50, [0, 1]))
     assert sorted(drawn) == [0, 1, 2, 3, 50]
 
 
@@ -245,6 +248,18 @@ def test_huge_inverse_temperature_takes_the_best_and_splits_ties_evenly(inverse_
     assert set(tokens_of(group)) == {0, 1, 2, 3, 4}
 
 
+def test_ties_below_the_best_are_split_evenly_where_the_weights_swallow_the_noise():
+    rng = np.random.default_rng(8)
+    log_weights = np.array([-1e18, -1e18, 0.0, -1e18, -1e18])
+    counts = Counter()
+    for _ in range(2000):
+        first, *others = choose_weighted(log_weights, num_chosen=3, rng=rng)
+        assert first == 2
+        counts[tuple(sorted(others))] += 1
+    expected = dict.fromkeys(itertools.combinations([0, 1, 3, 4], 2), 1 / 6)
+    assert chi_square(counts, expected) < CRITICAL_CHI_SQUARE[5]
+
+
 @pytest.mark.parametrize("inverse_temperature", [0.0, 1.0, 1e6])
 @pytest.mark.parametrize("rewards", [[1e308, -1e308, 0.0], [0.0, 0.0, 0.0], [-5.0, -5.0, -5.0], [-0.0, 0.0, 1e-320]])
 def test_extreme_and_equal_rewards_are_drawn_without_warning(rewards: list[float], inverse_temperature: float):
@@ -259,7 +274,9 @@ def test_extreme_and_equal_rewards_are_drawn_without_warning(rewards: list[float
         assert len(set(tokens_of(group))) == min(k, 3)
 
 
-@pytest.mark.parametrize("sampler", [RECENT, ANY, MixtureSampler(on_policy_fraction=0.0, prioritization="reward-softmax")])
+@pytest.mark.parametrize(
+    "sampler", [RECENT, ANY, MixtureSampler(on_policy_fraction=0.0, prioritization="reward-softmax")]
+)
 def test_fewer_than_k_gives_each_once_and_copies_for_the_rest(sampler: MixtureSampler):
     buffer = make_buffer()
     buffer.insert(make_group(1, [4, 5, 6], rewards=[0.0, 1.0, 2.0]))

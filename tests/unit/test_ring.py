@@ -113,7 +113,9 @@ def test_full_ring_refuses_without_change_and_takes_again_after_a_read(tmp_path:
 def test_oversize_record_is_a_counted_error_and_the_ring_goes_on(tmp_path: Path):
     path = small_ring(tmp_path, capacity_bytes=100)
     with RingWriter.open(path) as writer, RingReader.open(path) as reader:
-        with pytest.raises(CapacityError, match=r"85 bytes .* up to 84; raise searchers.ring_capacity_bytes \(now 100\)"):
+        with pytest.raises(
+            CapacityError, match=r"85 bytes .* up to 84; raise searchers.ring_capacity_bytes \(now 100\)"
+        ):
             writer.try_write(b"x" * 85)
         assert writer.stats.num_oversize == 1
         assert writer.try_write(b"x" * 84)

@@ -118,6 +118,7 @@ def test_save_running_checkpoints_only_newest_and_named_remain(tmp_path):
     second = run.save()
     assert {path.name for path in kept.parent.iterdir() if path.is_dir()} == {kept.name, second.name}
     assert first != second
+    assert [path.name for path in second.glob("*.safetensors")] == ["model.safetensors"]  # vLLM would load any other
     assert checkpoint.latest_checkpoint(kept.parent) == second
     assert checkpoint.read_progress(second).step == 3
 
@@ -128,8 +129,8 @@ def test_load_optimizer_damaged_file_raises(tmp_path):
     run = stage_run(config, model=model, tokenizer=tokenizer)
     next(run.steps())
     directory = run.save()
-    (directory / "sft_optimizer.safetensors").write_bytes(b"\x00" * 40)
-    with pytest.raises(CheckpointError, match="sft_optimizer"):
+    (directory / "sft" / "optimizer.safetensors").write_bytes(b"\x00" * 40)
+    with pytest.raises(CheckpointError, match="optimizer"):
         run.restore(directory)
 
 

@@ -21,9 +21,17 @@ _WORDS = re.compile(
     r"\{(?P<content>[^{}]*)\}(?:\s?\^\s?\{?[23]\}?)?"
 )
 _SYMBOLS = str.maketrans(
-    {"\u03c0": "\\pi ", "\u221e": "\\infty ", "\u222a": "\\cup ", "\u2264": "\\le ", "\u2265": "\\ge ", "\u2208": "\\in ",
-     "\u00b1": "\\pm ", "\u03b8": "\\theta "}
-)  # fmt: skip
+    {
+        "\u03c0": "\\pi ",
+        "\u03b8": "\\theta ",
+        "\u221e": "\\infty ",
+        "\u222a": "\\cup ",
+        "\u2208": "\\in ",
+        "\u2264": "\\le ",
+        "\u2265": "\\ge ",
+        "\u00b1": "\\pm ",
+    }
+)
 _ROOT = re.compile(r"\u221a\s?(?:\((?P<inner>[^()]{1,60})\)|(?P<bare>\d{1,20}|[A-Za-z]))")
 
 _SHORT_FRACTION = re.compile(
@@ -34,7 +42,7 @@ _SINGLE_BRACED = re.compile(r"(?<=[\^_])\{(\w)\}")
 
 
 def last_box(text: str) -> tuple[int, str] | None:
-    """Position and content of the last closed, non-empty `\\boxed{...}`; braces may nest to any depth."""
+    r"""Position and content of the last closed, non-empty `\boxed{...}`; braces may nest to any depth."""
     found: tuple[int, str] | None = None
     open_braces: list[tuple[int, int] | None] = []
     for match in _BRACES.finditer(text):
@@ -57,7 +65,7 @@ def clean_latex(text: str) -> str:
     """`text` without what only changes how it looks: delimiters, sizes, spacing, degree signs, words that are units."""
     text = plain(text)
     if not text.isascii():
-        text = _ROOT.sub(lambda match: "\\sqrt{%s}" % (match["inner"] or match["bare"]), text).translate(_SYMBOLS)
+        text = _ROOT.sub(lambda match: f"\\sqrt{{{match['inner'] or match['bare']}}}", text).translate(_SYMBOLS)
     text = text.replace("{,}", ",").replace(",\\!", ",\\!,")
     text = re.sub(r",\\!,\s{0,3}", ",", text)
     text = _DIGIT_GROUP_SPACE.sub(THIN_SPACE, text)
@@ -70,7 +78,7 @@ def clean_latex(text: str) -> str:
 
 
 def is_words(text: str) -> bool:
-    """Whether `text` is nothing but `\\text{...}` without digits: a name, a choice."""
+    r"""Whether `text` is nothing but `\text{...}` without digits: a name, a choice."""
     match = _WORDS.fullmatch(text.strip().strip("$"))
     return match is not None and not any(character.isdigit() for character in match["content"])
 

@@ -53,7 +53,7 @@ _SUPERSCRIPTS = dict(
 )
 _VULGAR_AFTER = re.compile(rf"(\d?)([{''.join(_VULGAR)}])")
 _SUPERSCRIPT_RUN = re.compile(rf"[{''.join(_SUPERSCRIPTS)}]+")
-# One thin space stands for all spaces that only ever group digits; unusual minus signs, digits and operators become ASCII.
+# One thin space stands for all spaces that only ever group digits; unusual signs, digits and operators become ASCII.
 THIN_SPACE = "\u2009"
 _PLAIN = str.maketrans(
     {
@@ -61,8 +61,8 @@ _PLAIN = str.maketrans(
         **dict.fromkeys("\u00a0\u2007\u2008\u2009\u202f", THIN_SPACE),
         **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff"),
         **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
-        **{"\uff0e": ".", "\uff0c": ",", "\uff0b": "+", "\uff1d": "=", "\uff04": "$", "\uff05": "%", "\uff1a": ":"},
-        **{"\u00d7": "*", "\u22c5": "*", "\u00f7": "/", "\u2044": "/", "\u2215": "/", "\u2019": "'"},
+        **dict(zip("\uff0e\uff0c\uff0b\uff1d\uff04\uff05\uff1a\u2019", ".,+=$%:'", strict=True)),
+        **dict(zip("\u00d7\u22c5\u00f7\u2044\u2215", "**///", strict=True)),
     }
 )
 # Bold markers of Markdown, but not the power operator between operands.
@@ -76,8 +76,12 @@ def plain(text: str) -> str:
     if not text.isascii():
         text = text.translate(_PLAIN)
         text = _VULGAR_AFTER.sub(lambda match: f"{match[1]} {_VULGAR[match[2]]}".lstrip(), text)
-        text = _SUPERSCRIPT_RUN.sub(lambda match: "^{%s}" % "".join(map(_SUPERSCRIPTS.__getitem__, match[0])), text)
+        text = _SUPERSCRIPT_RUN.sub(_as_exponent, text)
     return _SIGN_WORD.sub("-", _EMPHASIS.sub("", _TERMINAL_CODE.sub("", text)))
+
+
+def _as_exponent(match: re.Match[str]) -> str:
+    return f"^{{{''.join(_SUPERSCRIPTS[character] for character in match[0])}}}"
 
 
 _SPACED_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,]|\.?\d| ?/)")
@@ -130,7 +134,7 @@ _NUMBER = (
     r")(?:\s?\\?(?P<scale>%|percent\b|per cent\b|k\b|(?:hundred|thousand|[mbtr]{1,2}illion|dozen)s?\b))?"
 )
 NUMBER = re.compile(_NUMBER, re.IGNORECASE)
-# What holds digits and is no number: a name (H2O), the exponent or index of something (cm^2, a_1), a time or ratio (3:30).
+# What holds digits and is no number: a name (H2O), an exponent or index (cm^2, a_1), a time or ratio (3:30).
 _TOKEN = re.compile(
     rf"(?P<other>(?!{_CURRENCY})(?<![\\A-Za-z])[A-Za-z]+\d[\w.]*"
     r"|\\(?:sqrt|log|ln|sin|cos|tan)\s?\d+"
@@ -142,7 +146,7 @@ _TOKEN = re.compile(
 
 
 def number_tokens(text: str) -> Iterator[NumberToken]:
-    """The numbers in a text of at most `MAX_CHARACTERS` characters, first to last. A minus after an operand is no sign."""
+    """The numbers in the first `MAX_CHARACTERS` characters, first to last. A minus after an operand is no sign."""
     for match in _TOKEN.finditer(text[:MAX_CHARACTERS]):
         if match["clock"]:
             yield NumberToken(match.start(), match.end(), None)
@@ -176,7 +180,7 @@ def last_number(text: str) -> tuple[str, Quantity | None] | None:
 
 
 def _is_sign(text: str, position: int, *, gap: bool) -> bool:
-    """Whether the + or - at `position` belongs to the number after it, rather than being an operator, dash or bullet."""
+    """Whether the + or - at `position` belongs to the number after it: it is no operator, dash or bullet."""
     before = text[:position].rpartition("\n")[2]
     previous = before.rstrip()[-1:]
     if not previous:
@@ -243,16 +247,16 @@ def _power(base: Fraction, exponent: int) -> Fraction:
 
 
 _UNITS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _WORDS = {word: value for value, word in enumerate(_UNITS)} | {word: 10 * n for n, word in enumerate(_TENS, start=2)}
 _WORD = re.compile(r"[a-z]+")
 
 
 def read_number_words(text: str) -> Quantity | None:
-    """The number that `text` begins with, in English words ("twenty-five clips"); None when its first word is no number."""
+    """The number that `text` begins with, in English words ("twenty-five clips"), or None."""
     total, current, found = 0, 0, False
     for word in _WORD.findall(text[:MAX_CHARACTERS].lower()):
         if word in _WORDS:

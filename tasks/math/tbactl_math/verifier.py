@@ -1,8 +1,8 @@
 """Symbolic equality by math-verify, in a worker process that is killed when one comparison takes too long.
 
-Signals would not do: they work in the main thread only and cannot interrupt a long multiplication. The worker is started
-at the first comparison that needs it (`python -m tbactl_math.verifier`), reads and writes one JSON object a line, dies
-with its parent, and may use a bounded amount of memory. What it compares is parsed as LaTeX; it is never evaluated.
+Signals would not do: they work in the main thread only and cannot interrupt a long multiplication. The worker
+(`python -m tbactl_math.verifier`) is started at the first comparison that needs it, reads and writes one JSON object a
+line, dies with its parent, and has a memory limit. What it compares is parsed as LaTeX; text is never evaluated.
 """
 
 from __future__ import annotations

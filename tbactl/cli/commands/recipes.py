@@ -10,7 +10,7 @@ from tbactl.cli.arguments import AsJson, command_app
 from tbactl.cli.output import plain, print_json, print_table
 from tbactl.config.recipes import locate_recipe, read_recipe, shipped_recipes
 
-app = command_app(help="List and show recipes.", no_args_is_help=True)
+app = command_app(help="List and show recipes.")
 
 
 @app.command("list")

@@ -21,7 +21,7 @@ from tbactl.protocols import Task
 GROUP = "tbactl.tasks"
 MAX_ROWS_SHOWN = 50
 
-app = command_app(help="List, check and audit tasks and their rewards.", no_args_is_help=True)
+app = command_app(help="List, check and audit tasks and their rewards.")
 
 TaskOptions = Annotated[
     list[str],

@@ -1,0 +1,1 @@
+"""The math task of tbactl: word problems, a verifiable reward, and an evaluation."""

@@ -1,0 +1,73 @@
+"""Prompts in, completions out, over any engine: what a task's evaluation calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tbactl.protocols import Engine, FinishedRequest, GenerationRequest
+from tbactl.types import Completion, Prompt, SamplingParams
+
+_PREFIX = "generate"
+
+
+def generate(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    num_completions: int,
+    sampling: SamplingParams,
+    *,
+    seed: int | None = None,
+    on_other: Callable[[FinishedRequest], None] | None = None,
+    on_step: Callable[[], None] = lambda: None,
+) -> list[list[Completion]]:
+    """Answer each prompt with `num_completions` completions, in the order asked. The engine must not change its policy.
+
+    Args:
+        engine: may have other requests running; they advance too.
+        prompts: texts.
+        num_completions: for each prompt.
+        sampling: of all of them.
+        seed: makes each completion independent of what else runs; None: the engine's own stream.
+        on_other: takes a finished request that is not of this call.
+        on_step: called after each step; raise to give up.
+
+    Returns:
+        For each prompt its completions. One that failed, or whose prompt does not fit the engine, is empty and has
+        `finish_reason` "abort".
+    """
+    answers: dict[str, Completion | None] = {}
+    names = [[f"{_PREFIX}-{i}-{k}" for k in range(num_completions)] for i in range(len(prompts))]
+    for i, prompt in enumerate(prompts):
+        token_ids = engine.encode(prompt.text)
+        for k, name in enumerate(names[i]):
+            answers[name] = None
+            engine.submit(
+                GenerationRequest(
+                    request_id=name,
+                    prompt_token_ids=token_ids,
+                    sampling=sampling,
+                    seed=None if seed is None else request_seed(seed, i, k),
+                )
+            )
+    num_missing = len(answers)
+    while num_missing:
+        assert engine.num_unfinished, "the engine has lost requests"
+        for finished in engine.step():
+            if finished.request_id in answers:
+                answers[finished.request_id] = finished.completion
+                num_missing -= 1
+            elif on_other is not None:
+                on_other(finished)
+        on_step()
+    failed = Completion(token_ids=(), logprobs=(), text="", finish_reason="abort")
+    return [[answers[name] or failed for name in row] for row in names]
+
+
+def request_seed(seed: int, position: int, number: int) -> int:
+    """A seed for one completion: the same for the same three numbers, in [0, 2^31)."""
+    value = seed
+    for part in (position, number):
+        # Knuth's multiplicative step, enough to keep neighbouring requests apart.
+        value = ((value ^ part) * 2_654_435_761 + 0x9E3779B9) % 2**63
+        value ^= value >> 29
+    return value % 2**31

@@ -1,0 +1,311 @@
+"""The trainer's heavy half with a real model: groups in, optimizer step done, metrics out.
+
+Rank 0 is driven by `loop.py` through the `Learner` protocol. It passes every call on to the other ranks, which sit in
+`serve`, and all carry it out together: under ZeRO a forward pass, a save or an export is a collective operation.
+
+Before this file on the way of a trajectory: `loop.py`. After it: `objectives/`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tbactl import registry
+from tbactl.config.layout import ProcessConfig
+from tbactl.errors import CheckpointError
+from tbactl.ipc.codec import decode, encode
+from tbactl.objectives.batch import Objective, ObjectiveBatch
+from tbactl.objectives.metrics import Metric, reduce_metrics
+from tbactl.protocols import ProbeBatch
+from tbactl.trainer.collate import MicroBatch, collate
+from tbactl.trainer.deepspeed_backend import DeepSpeedBackend, accelerator_device
+from tbactl.trainer.layout import plan_micro_batches
+from tbactl.trainer.policy import LoadedPolicy, export_policy, load_policy
+from tbactl.trainer.ranks import Command, RankGroup
+from tbactl.trainer.reference import ReferenceScorer
+from tbactl.trainer.scoring import ScoringModel, check_scoring, score_only_group
+from tbactl.trainer.timing import Stopwatch
+from tbactl.types import TrajectoryGroup
+
+logger = logging.getLogger(__name__)
+
+RNG_FILE = "torch_rng.safetensors"
+STEPS_FILE = "learner.json"
+POLICY_CONFIG = "policy_config"
+
+
+class DeepSpeedLearner:
+    """Policy, frozen reference and DeepSpeed engine of one trainer rank. Implements `Learner`.
+
+    Args:
+        config: of this rank. The reference policy is always the initial policy, also after a resume.
+
+    Raises:
+        ConfigError: the policy cannot be loaded, or its architecture is not supported.
+        ChildFailedError: the other ranks did not come.
+    """
+
+    def __init__(self, config: ProcessConfig) -> None:
+        run = config.run
+        self._run = run
+        self._ranks = RankGroup(config, device=accelerator_device())
+        torch.manual_seed(run.seed)
+        self._policy = load_policy(run.policy, directory=config.policy_directory)
+        self._objective: Objective = registry.load("tbactl.objectives", run.objective.kind)(**run.objective.options)
+        model = self._scoring_model(self._policy)
+        model.to(accelerator_device())
+        shares_prompt = check_scoring(model)
+        reference_model = self._scoring_model(load_policy(run.policy, directory=config.policy_directory))
+        reference_model.requires_grad_(False).to(accelerator_device())
+        self._reference = ReferenceScorer(reference_model, capacity=run.replay.capacity, shares_prompt=shares_prompt)
+        # With a cache there is nothing to recompute, and ZeRO-3 expects each layer to run once in a pass.
+        self._shares_prompt = shares_prompt and not run.trainer.gradient_checkpointing and run.trainer.zero_stage < 3
+        if run.trainer.gradient_checkpointing:
+            self._policy.model.train()
+            self._policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._names = {name: parameter for name, parameter in self._policy.model.state_dict(keep_vars=True).items()}
+        self._backend = DeepSpeedBackend(model, run=run)
+        logger.info(
+            "policy=%s parameters=%d shares_prompt=%s zero_stage=%d ranks=%d",
+            type(self._policy.model).__name__,
+            sum(parameter.numel() for parameter in reference_model.parameters()),
+            self._shares_prompt,
+            run.trainer.zero_stage,
+            self._ranks.size,
+        )
+
+    def _scoring_model(self, policy: LoadedPolicy) -> ScoringModel:
+        return ScoringModel(
+            policy.model,
+            temperature=self._run.searchers.temperature,
+            chunk_tokens=self._run.trainer.logprob_chunk_tokens,
+        )
+
+    # What rank 0 is asked --------------------------------------------------------------------------------------------
+
+    def update(
+        self, groups: Sequence[TrajectoryGroup], *, beta: float, should_abort: Callable[[], bool]
+    ) -> dict[str, float]:
+        """One optimizer step; `should_abort` is asked before each micro-batch."""
+        if self._ranks.size > 1:
+            records = [encode(group) for group in groups]
+            arguments = {"beta": beta, "sizes": [len(record) for record in records]}
+            self._ranks.send(Command(name="update", arguments=arguments, blob=b"".join(records)))
+        return self._update(groups, beta=beta, should_abort=should_abort)
+
+    def probe_logprobs(self, probe: ProbeBatch) -> list[tuple[float, ...]]:
+        """Log-probs at temperature 1."""
+        self._ranks.send(Command(name="probe", arguments={"sequences": probe.sequences}))
+        return self._probe(probe.sequences)
+
+    def export_policy(self, directory: Path) -> None:
+        """Write and verify the policy in Hugging Face form."""
+        self._ranks.send(Command(name="collect"))
+        export_policy(self._policy, directory, weights=self._collect())
+
+    def write_weights(self, path: Path) -> None:
+        """Write all parameters as one safetensors file."""
+        self._ranks.send(Command(name="collect"))
+        # Tied tensors share memory, which safetensors refuses: each name gets its own.
+        weights = {name: tensor.clone().contiguous() for name, tensor in self._collect().items()}
+        save_file(weights, path, metadata={"format": "pt"})
+
+    def save(self, directory: Path) -> None:
+        """Write what an exact resume needs, and the policy's config and tokenizer beside it."""
+        self._ranks.send(Command(name="save", arguments={"directory": str(directory)}))
+        self._save(directory)
+
+    def load(self, directory: Path) -> None:
+        """The reverse of `save`."""
+        self._ranks.send(Command(name="load", arguments={"directory": str(directory)}))
+        self._load(directory)
+
+    def close(self) -> None:
+        """Release the other ranks and leave the process group."""
+        if self._ranks.rank == 0:
+            self._ranks.send(Command(name="stop"))
+        self._backend.close()
+        self._ranks.close()
+
+    # What the other ranks do -----------------------------------------------------------------------------------------
+
+    def serve(self, *, while_waiting: Callable[[], object]) -> None:
+        """Ranks above 0: carry out what rank 0 is asked, until it closes.
+
+        Args:
+            while_waiting: called again and again between commands; reports that this rank is alive.
+        """
+        while True:
+            command = self._ranks.receive(while_waiting=while_waiting)
+            arguments = command.arguments
+            match command.name:
+                case "update":
+                    groups = _split(command.blob, arguments["sizes"])
+                    self._update(groups, beta=arguments["beta"], should_abort=lambda: False)
+                case "probe":
+                    self._probe([(tuple(ids), length) for ids, length in arguments["sequences"]])
+                case "collect":
+                    self._collect()
+                case "save":
+                    self._save(Path(arguments["directory"]))
+                case "load":
+                    self._load(Path(arguments["directory"]))
+                case "stop":
+                    return
+                case unknown:
+                    raise AssertionError(f"unknown command {unknown}")
+
+    # What all ranks do together --------------------------------------------------------------------------------------
+
+    def _update(
+        self, groups: Sequence[TrajectoryGroup], *, beta: float, should_abort: Callable[[], bool]
+    ) -> dict[str, float]:
+        watch = Stopwatch()
+        plan = plan_micro_batches(
+            groups,
+            num_ranks=self._ranks.size,
+            budget_tokens=self._run.trainer.micro_batch_tokens,
+            shares_prompt=self._shares_prompt,
+        )[self._ranks.rank]
+        num_trajectories = sum(len(group.trajectories) for group in groups)
+        before = self._reference.num_computed, self._reference.num_asked
+        parts: list[dict[str, Metric]] = []
+        num_tokens = 0
+        for number, indexes in enumerate(plan):
+            if self._ranks.agree(should_abort()):
+                self._backend.discard()
+                return {}
+            is_last = number == len(plan) - 1
+            if not indexes:
+                self._pass_empty(groups, is_last=is_last)
+                continue
+            members = [groups[index] for index in indexes]
+            part, tokens = self._pass(members, beta=beta, total=num_trajectories, is_last=is_last, watch=watch)
+            parts.append(part)
+            num_tokens += tokens
+        with watch.measure("optimizer"):
+            report = self._backend.step()
+        return reduce_metrics(parts, all_reduce=self._ranks.add) | {
+            "trainer/grad_norm/value": report.grad_norm,
+            "trainer/learning_rate/value": report.learning_rate,
+            "trainer/micro_batches/sum": float(len(plan)),
+            "trainer/forward_tokens/sum": float(num_tokens),
+            "trainer/reference_computed/share": (self._reference.num_computed - before[0]) / max(1, self._reference.num_asked - before[1]),
+            **{f"trainer/{name}_s/sum": seconds for name, seconds in watch.seconds.items()},
+        }
+
+    def _pass(
+        self, groups: list[TrajectoryGroup], *, beta: float, total: int, is_last: bool, watch: Stopwatch
+    ) -> tuple[dict[str, Metric], int]:
+        with watch.measure("collate"):
+            batch = collate(groups, shares_prompt=self._shares_prompt).to(self._backend.device)
+        with watch.measure("reference"):
+            reference = self._reference.logprobs(groups, batch, device=self._backend.device)
+        with watch.measure("forward"):
+            objective_batch = ObjectiveBatch(
+                policy_logprobs=self._backend.logprobs(batch),
+                reference_logprobs=reference,
+                behavior_logprobs=batch.behavior_logprobs,
+                completion_mask=batch.completion_mask,
+                rewards=batch.rewards,
+                group_index=batch.group_index,
+                num_groups=batch.num_groups,
+                num_trajectories_global=total,
+                beta=beta,
+            )
+            loss, metrics = self._objective(objective_batch)
+        with watch.measure("backward"):
+            self._backend.backward(loss, is_last=is_last)
+        return metrics | _length_metrics(groups, batch), batch.rows.num_tokens
+
+    def _pass_empty(self, groups: Sequence[TrajectoryGroup], *, is_last: bool) -> None:
+        """A pass without a loss, for ranks with fewer micro-batches than others: collectives must match."""
+        smallest = min(groups, key=lambda group: len(group.prompt_token_ids))
+        batch = collate([score_only_group(list(smallest.prompt_token_ids[:1]), [[0]])], shares_prompt=self._shares_prompt)
+        self._backend.backward(0.0 * self._backend.logprobs(batch.to(self._backend.device)).sum(), is_last=is_last)
+
+    def _probe(self, sequences: Sequence[tuple[tuple[int, ...], int]]) -> list[tuple[float, ...]]:
+        scores = []
+        for ids, prompt_length in sequences:
+            group = score_only_group(list(ids[:prompt_length]), [list(ids[prompt_length:])])
+            batch = collate([group], shares_prompt=False).to(self._backend.device)
+            with torch.no_grad():
+                scores.append(tuple(self._backend.logprobs(batch, temperature=1.0)[0].tolist()))
+        return scores
+
+    def _collect(self) -> dict[str, Tensor]:
+        """All parameters and buffers of the state dict, on the CPU; under ZeRO-3 gathered one by one."""
+        weights: dict[str, Tensor] = {}
+        for name, tensor in self._names.items():
+            gathered = [tensor] if isinstance(tensor, torch.nn.Parameter) else []
+            with self._backend.whole_parameters(gathered):
+                if self._ranks.rank == 0:
+                    weights[name] = tensor.detach().cpu().clone()
+        return weights
+
+    def _save(self, directory: Path) -> None:
+        if self._ranks.rank == 0:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._policy.model.config.save_pretrained(directory / POLICY_CONFIG)
+            self._policy.tokenizer.save_pretrained(directory / POLICY_CONFIG)
+            (directory / STEPS_FILE).write_text(json.dumps(self._facts(), indent=2) + "\n")
+        self._ranks.barrier()
+        self._backend.save(directory)
+        save_file(_rng_states(), directory / f"rank{self._ranks.rank}-{RNG_FILE}")
+        self._ranks.barrier()
+
+    def _facts(self) -> dict[str, Any]:
+        trainer = self._run.trainer
+        return {"num_ranks": trainer.num_ranks, "zero_stage": trainer.zero_stage, "dtype": self._run.policy.dtype}
+
+    def _load(self, directory: Path) -> None:
+        try:
+            facts = json.loads((directory / STEPS_FILE).read_bytes())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{directory / STEPS_FILE}: cannot be read: {error}") from error
+        different = {name: (facts.get(name), value) for name, value in self._facts().items() if facts.get(name) != value}
+        if different:
+            listing = "; ".join(f"{name} was {old}, is {new}" for name, (old, new) in different.items())
+            raise CheckpointError(f"{directory} cannot be continued with these settings: {listing}.")
+        self._backend.load(directory)
+        _restore_rng_states(load_file(directory / f"rank{self._ranks.rank}-{RNG_FILE}"))
+
+
+def _split(blob: bytes, sizes: Sequence[int]) -> list[TrajectoryGroup]:
+    groups = []
+    start = 0
+    for size in sizes:
+        group = decode(blob[start : start + size])
+        assert isinstance(group, TrajectoryGroup)
+        groups.append(group)
+        start += size
+    return groups
+
+
+def _length_metrics(groups: Sequence[TrajectoryGroup], batch: MicroBatch) -> dict[str, Metric]:
+    truncated = [t.completion.finish_reason == "length" for group in groups for t in group.trajectories]
+    return {
+        "objective/completion_tokens/mean": Metric.of(batch.completion_mask.sum(dim=1)),
+        "objective/truncated/share": Metric.of(torch.tensor(truncated)),
+    }
+
+
+def _rng_states() -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _restore_rng_states(states: dict[str, Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])

@@ -1,0 +1,79 @@
+"""Reference log-probs, computed once for each trajectory: the reference policy is frozen, so they never change."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tbactl.trainer.collate import MicroBatch, collate
+from tbactl.trainer.scoring import ScoringModel
+from tbactl.types import TrajectoryGroup
+
+
+class ReferenceScorer:
+    """Log-probs under the frozen reference policy, kept by trajectory uid, least recently used out first.
+
+    Args:
+        model: the reference policy; it takes no gradients.
+        capacity: trajectories remembered; as many as the replay buffer holds, so that none that can be drawn again is
+            computed again.
+        shares_prompt: layout of the forward pass.
+
+    Raises:
+        AssertionError: a parameter of the model takes gradients.
+    """
+
+    def __init__(self, model: ScoringModel, *, capacity: int, shares_prompt: bool) -> None:
+        assert not any(parameter.requires_grad for parameter in model.parameters()), (
+            "the reference policy must be frozen: call requires_grad_(False) on it"
+        )
+        self._model = model.eval()
+        self._capacity = capacity
+        self._shares_prompt = shares_prompt
+        self._known: OrderedDict[int, Tensor] = OrderedDict()
+        self.num_computed = 0
+        """Trajectories that had to be scored so far."""
+        self.num_asked = 0
+        """Trajectories whose log-probs were asked for so far."""
+
+    def logprobs(
+        self, groups: Sequence[TrajectoryGroup], batch: MicroBatch, *, device: torch.device
+    ) -> Float[Tensor, "trajectories tokens"]:
+        """Log-probs of a micro-batch that was collated from `groups`; nats, 0 outside the completion mask."""
+        missing = _only(groups, lambda uid: uid not in self._known)
+        if missing:
+            self._compute(missing, device=device)
+        self.num_computed += sum(len(group.trajectories) for group in missing)
+        self.num_asked += len(batch.uids)
+        known = torch.cat([self._recall(uid) for uid in batch.uids])
+        while len(self._known) > self._capacity:
+            self._known.popitem(last=False)
+        filled = torch.zeros(batch.completion_mask.shape, dtype=known.dtype, device=device)
+        return filled.masked_scatter(batch.completion_mask, known.to(device))
+
+    def _compute(self, groups: Sequence[TrajectoryGroup], *, device: torch.device) -> None:
+        batch = collate(groups, shares_prompt=self._shares_prompt).to(device)
+        with torch.no_grad():
+            logprobs = self._model(batch).cpu()
+        for uid, row, mask in zip(batch.uids, logprobs, batch.completion_mask.cpu(), strict=True):
+            # Their own memory: a view would keep the whole micro-batch alive.
+            self._known[uid] = row[mask].clone()
+
+    def _recall(self, uid: int) -> Tensor:
+        self._known.move_to_end(uid)
+        return self._known[uid]
+
+
+def _only(groups: Sequence[TrajectoryGroup], wanted: Callable[[int], bool]) -> list[TrajectoryGroup]:
+    """The groups with those trajectories that are wanted, each once; without groups of which nothing is left."""
+    left = []
+    for group in groups:
+        by_uid = {trajectory.uid: trajectory for trajectory in group.trajectories if wanted(trajectory.uid)}
+        if by_uid:
+            left.append(replace(group, trajectories=tuple(by_uid.values())))
+    return left

@@ -1,0 +1,121 @@
+"""The searcher's side: find the newest version, load it, and check that both sides now mean the same policy."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tbactl.clock import Clock
+from tbactl.protocols import Engine
+from tbactl.weight_sync.published import PublishedWeights, published_versions, read_description, weights_path
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncReport:
+    """What one load did."""
+
+    version: int
+    fingerprint: str
+    seconds: float
+    """For loading and checking."""
+    max_logprob_difference: float
+    """Largest |searcher - trainer| over all probe tokens, nats; infinite where either is not a number; 0 without probe."""
+    alarms: tuple[str, ...]
+    """What looks wrong, one sentence each; also logged."""
+
+
+class Subscriber:
+    """Loads published weights into one engine, and remembers the last, to notice weights that never change.
+
+    Example:
+        published = subscriber.newest()
+        if published is not None and published.version > engine.policy_version:
+            report = subscriber.load(published, engine=engine)
+    """
+
+    def __init__(self, weights_directory: Path, *, max_logprob_difference: float, clock: Clock) -> None:
+        self._directory = weights_directory
+        self._max_difference = max_logprob_difference
+        self._clock = clock
+        self._last: PublishedWeights | None = None
+
+    def newest(self) -> PublishedWeights | None:
+        """The newest published version, or None."""
+        for version in reversed(published_versions(self._directory)):
+            published = self.find(version)
+            if published is not None:  # else removed since it was listed
+                return published
+        return None
+
+    def find(self, version: int) -> PublishedWeights | None:
+        """One version, where it is still published."""
+        return read_description(self._directory, version)
+
+    def load(self, published: PublishedWeights, *, engine: Engine) -> SyncReport | None:
+        """Load a version into the engine, between two of its steps, and compare.
+
+        Returns:
+            The report; None when the version was superseded and removed before it could be read.
+
+        Raises:
+            ChildFailedError: the file does not fit the engine's model.
+        """
+        start_s = self._clock.monotonic_s()
+        path = weights_path(self._directory, published.version)
+        try:
+            fingerprint = engine.load_policy(path, version=published.version)
+        except FileNotFoundError:
+            return None
+        scores = engine.sequence_logprobs(published.probe) if published.probe else []
+        difference = max_difference(scores, published.probe_logprobs)
+        report = SyncReport(
+            version=published.version,
+            fingerprint=fingerprint,
+            seconds=self._clock.monotonic_s() - start_s,
+            max_logprob_difference=difference,
+            alarms=tuple(self._alarms(published, fingerprint=fingerprint, difference=difference)),
+        )
+        self._last = published
+        logger.info(
+            "sync version=%d fingerprint=%s seconds=%.3f max_logprob_difference=%.2e",
+            report.version,
+            report.fingerprint[:16],
+            report.seconds,
+            difference,
+        )
+        for alarm in report.alarms:
+            logger.error("alarm version=%d %s", report.version, alarm)
+        return report
+
+    def _alarms(self, published: PublishedWeights, *, fingerprint: str, difference: float) -> list[str]:
+        alarms = []
+        if fingerprint != published.fingerprint:
+            alarms.append(
+                f"the loaded weights have fingerprint {fingerprint}, the published ones {published.fingerprint}: the file "
+                f"was damaged or exchanged."
+            )
+        last = self._last
+        if last is not None and last.version != published.version and last.fingerprint == published.fingerprint:
+            alarms.append(
+                f"the weights are identical to those of version {last.version}: the trainer does not learn, or publishes "
+                f"something it does not train."
+            )
+        if not difference <= self._max_difference:
+            alarms.append(
+                f"log-probs differ from the trainer's by up to {difference:.3g} nats "
+                f"(sync.max_logprob_difference = {self._max_difference:g}): the engine does not hold the trainer's policy."
+            )
+        return alarms
+
+
+def max_difference(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
+    """Largest absolute difference; infinite where lengths differ or a number is not finite."""
+    if [len(a) for a in ours] != [len(b) for b in theirs]:
+        return math.inf
+    differences = [abs(x - y) for a, b in zip(ours, theirs, strict=True) for x, y in zip(a, b, strict=True)]
+    return max((d if math.isfinite(d) else math.inf for d in differences), default=0.0)

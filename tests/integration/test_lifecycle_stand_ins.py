@@ -1,0 +1,336 @@
+"""The supervisor with stand-in children: real processes, signals and shared memory, no engine and no learner."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tbactl.errors import ConfigError
+from tbactl.supervision.identity import processes_with
+from tbactl.supervision.placement import RUN_VARIABLE
+from tbactl.supervision.stop import request_stop
+from tests.support.supervised_run import supervised_run
+
+FOREVER = {"max_steps": 10_000_000}
+FAST_BEATS = {"heartbeat_timeout_s": 1.0, "restart_backoff_s": 0.1, "stop_grace_s": 3.0}
+
+
+def test_run_finishes_by_itself_and_leaves_files_but_nothing_else(tmp_path: Path):
+    with supervised_run(tmp_path, evaluation={"num_prompts": 100, "target": 0.5}) as run:
+        assert run.wait() == 0
+        run.assert_nothing_left()
+        assert run.record.outcome == "finished" and run.record.steps == 40 and run.record.training_s > 0
+        assert json.loads(run.layout.resolved_config.read_text())["name"] == "t"
+        assert "numpy" in json.loads(run.layout.environment.read_text())["packages"]
+        assert {p.name for p in (run.layout.logs / "latest").iterdir()} == {
+            "trainer-0.log", "searcher-0.log", "searcher-1.log",
+        }  # fmt: skip
+        assert "before     accuracy 0.200 [0.100, 0.300] (policy version 0, n = 100)" in run.text
+        assert "after      accuracy 0.600" in run.text and "+40.0 points" in run.text
+        assert "0.5 reached at step 40" in run.text
+        summary = json.loads(run.layout.summary.read_text())
+        assert summary["target_reached"]["policy_version"] == 40 and summary["before"]["value"] == 0.2
+
+
+def test_segments_and_files_are_private_to_the_user_while_the_run_lives(tmp_path: Path):
+    with supervised_run(tmp_path, trainer=FOREVER) as run:
+        run.wait_until_training()
+        directory = run.record.shm_directory
+        assert directory.stat().st_mode & 0o777 == 0o700
+        assert all(path.stat().st_mode & 0o077 == 0 for path in directory.iterdir())
+
+
+def test_killed_searcher_is_noticed_within_two_seconds_and_restarted_and_the_run_completes(tmp_path: Path):
+    with supervised_run(tmp_path, trainer={"options": {"step_seconds": 0.05}}) as run:
+        run.wait_until_training()
+        victim = run.pid("searcher-1")
+        os.kill(victim, signal.SIGKILL)
+        killed_s = time.monotonic()
+        event = run.wait_for_event("child_died", pid=victim)
+        assert time.monotonic() - killed_s < 2.0
+        assert event["process"] == "searcher-1" and event["details"]["how"] == "killed by SIGKILL"
+        run.wait_for_event("child_started", attempt=2)
+        assert run.wait() == 0
+        assert run.record.outcome == "finished"
+        run.assert_nothing_left()
+
+
+def test_searcher_that_dies_again_and_again_ends_the_run_and_is_named(tmp_path: Path):
+    options = {"exit_after": 3, "exit_code": 9, "only": 1}
+    with supervised_run(
+        tmp_path, trainer=FOREVER, searchers={"engine_options": options}, supervision={"max_restarts": 2}
+    ) as run:
+        assert run.wait() == 5
+        assert len(run.events("child_restarting")) == 2
+        assert "error: searcher-1 (pid " in run.text and "exit code 9" in run.text and "| out of luck" in run.text
+        assert run.record.outcome == "failed" and "out of luck" in run.record.message
+        # The trainer was well: it wrote its checkpoint before the end.
+        assert run.layout.latest_checkpoint.resolve().name.startswith("step_")
+        run.assert_nothing_left()
+
+
+def test_trainer_that_dies_ends_the_run_with_the_last_lines_of_its_log(tmp_path: Path):
+    with supervised_run(tmp_path, trainer={"options": {"exit_after": 5, "exit_code": 1}}) as run:
+        assert run.wait() == 5
+        assert "error: trainer-0 (pid " in run.text and "exit code 1" in run.text and "| out of luck" in run.text
+        run.assert_nothing_left()
+
+
+def test_killed_trainer_is_named_with_its_signal(tmp_path: Path):
+    with supervised_run(tmp_path, trainer=FOREVER) as run:
+        run.wait_until_training()
+        os.kill(run.pid("trainer-0"), signal.SIGKILL)
+        assert run.wait() == 5
+        assert "killed by SIGKILL" in run.text
+        run.assert_nothing_left()
+
+
+@pytest.mark.parametrize("section", ["trainer", "searchers"])
+def test_child_that_reports_the_users_mistake_while_loading_ends_the_run_with_its_code(tmp_path: Path, section: str):
+    options = {"exit_while_loading": 3}
+    sections = {"trainer": {"options": options}} if section == "trainer" else {"searchers": {"engine_options": options}}
+    with supervised_run(tmp_path, **sections) as run:
+        assert run.wait() == 3
+        # No restart would help; and no escape sequence of its log reaches the terminal.
+        assert run.events("child_restarting") == []
+        assert "cannot load" in run.text and "\x1b" not in run.text
+        run.assert_nothing_left()
+
+
+def test_searcher_that_dies_once_while_loading_is_restarted(tmp_path: Path):
+    options = {"exit_while_loading": 1, "once": True}
+    with supervised_run(tmp_path, searchers={"engine_options": options}) as run:
+        assert run.wait() == 0
+        assert len(run.events("child_restarting")) == 2
+        run.assert_nothing_left()
+
+
+def test_child_that_never_gets_ready_is_ended_at_the_start_limit(tmp_path: Path):
+    supervision = {"start_timeout_s": 1.0, "max_restarts": 0}
+    with supervised_run(
+        tmp_path, searchers={"engine_options": {"load_seconds": 60, "only": 0}}, supervision=supervision
+    ) as run:
+        assert run.wait() == 5
+        assert "searcher-0" in run.text and "not ready after 1 s" in run.text
+        run.assert_nothing_left()
+
+
+def test_stopped_searcher_misses_its_heartbeat_and_is_replaced(tmp_path: Path):
+    with supervised_run(tmp_path, trainer={"options": {"step_seconds": 0.05}}, supervision=FAST_BEATS) as run:
+        run.wait_until_training()
+        victim = run.pid("searcher-0")
+        os.kill(victim, signal.SIGSTOP)
+        event = run.wait_for_event("child_stalled", pid=victim)
+        assert "no heartbeat for" in event["details"]["reason"]
+        assert run.wait() == 0
+        run.assert_nothing_left()
+
+
+def test_stopped_trainer_misses_its_heartbeat_and_ends_the_run(tmp_path: Path):
+    with supervised_run(tmp_path, trainer=FOREVER, supervision=FAST_BEATS) as run:
+        run.wait_until_training()
+        os.kill(run.pid("trainer-0"), signal.SIGSTOP)
+        assert run.wait() == 5
+        assert "trainer-0" in run.text and "no heartbeat for" in run.text
+        run.assert_nothing_left()
+
+
+def test_searcher_whose_loop_hangs_leaves_its_stacks_in_its_log_and_is_replaced(tmp_path: Path):
+    options = {"hang_after": 10, "once": True, "only": 0}
+    with supervised_run(
+        tmp_path,
+        trainer={"options": {"step_seconds": 0.05}},
+        searchers={"engine_options": options},
+        supervision={"progress_timeout_s": 1.0},
+    ) as run:
+        assert run.wait() == 0
+        assert "main loop has not moved" in run.events("child_stalled")[0]["details"]["reason"]
+        assert "in turn" in (run.layout.logs / "latest" / "searcher-0.log").read_text()
+        run.assert_nothing_left()
+
+
+def test_interrupt_ends_with_a_checkpoint_and_130_in_time(tmp_path: Path):
+    with supervised_run(tmp_path, trainer=FOREVER) as run:
+        run.wait_until_training()
+        asked_s = time.monotonic()
+        run.signal(signal.SIGINT)
+        assert run.wait() == 130
+        assert time.monotonic() - asked_s < 5.0
+        assert run.record.outcome == "interrupted"
+        assert run.layout.latest_checkpoint.resolve().is_dir()
+        run.assert_nothing_left()
+
+
+def test_terminate_ends_with_a_checkpoint_and_143(tmp_path: Path):
+    with supervised_run(tmp_path, trainer=FOREVER) as run:
+        run.wait_until_training()
+        run.signal(signal.SIGTERM)
+        assert run.wait() == 143
+        assert run.record.outcome == "terminated"
+        assert run.layout.latest_checkpoint.resolve().is_dir()
+        run.assert_nothing_left()
+
+
+def test_interrupt_while_loading_ends_at_once(tmp_path: Path):
+    with supervised_run(tmp_path, searchers={"engine_options": {"load_seconds": 60}}) as run:
+        run.wait_for(lambda: run.layout.events.exists() and len(run.events("child_started")) == 3)
+        time.sleep(0.5)
+        asked_s = time.monotonic()
+        run.signal(signal.SIGINT)
+        assert run.wait() == 130
+        assert time.monotonic() - asked_s < 4.0
+        run.assert_nothing_left()
+
+
+def test_children_that_ignore_everything_are_killed_after_the_grace_time(tmp_path: Path):
+    stubborn = {"ignore_stop": True, "ignore_sigterm": True}
+    with supervised_run(
+        tmp_path, trainer={**FOREVER, "options": stubborn}, searchers={"engine_options": stubborn}
+    ) as run:
+        run.wait_until_training()
+        asked_s = time.monotonic()
+        run.signal(signal.SIGINT)
+        assert run.wait() == 130
+        assert 2.5 < time.monotonic() - asked_s < 5.0  # stop_grace_s is 3
+        assert len(run.events("child_killed")) == 3
+        run.assert_nothing_left()
+
+
+def test_second_interrupt_kills_at_once(tmp_path: Path):
+    stubborn = {"ignore_stop": True, "ignore_sigterm": True}
+    with supervised_run(
+        tmp_path, trainer={**FOREVER, "options": stubborn}, searchers={"engine_options": stubborn},
+        supervision={"stop_grace_s": 60.0},
+    ) as run:  # fmt: skip
+        run.wait_until_training()
+        run.signal(signal.SIGINT)
+        time.sleep(0.8)
+        assert run.process.poll() is None
+        run.signal(signal.SIGINT)
+        assert run.wait(timeout_s=3.0) == 130
+        run.assert_nothing_left()
+
+
+def test_searcher_that_ignores_the_end_of_a_finished_run_does_not_change_its_outcome(tmp_path: Path):
+    stubborn = {"ignore_stop": True, "ignore_sigterm": True}
+    with supervised_run(tmp_path, searchers={"engine_options": stubborn}) as run:
+        assert run.wait() == 0
+        assert run.record.outcome == "finished"
+        run.assert_nothing_left()
+
+
+def test_stop_request_ends_with_a_checkpoint_and_0(tmp_path: Path):
+    with supervised_run(tmp_path, trainer=FOREVER) as run:
+        run.wait_until_training()
+        assert request_stop(run.layout.root, timeout_s=10.0) == 0
+        assert run.record.outcome == "stopped"
+        assert run.wait() == 0
+        assert run.layout.latest_checkpoint.resolve().is_dir()
+        run.assert_nothing_left()
+        with pytest.raises(ConfigError, match="nothing to stop"):
+            request_stop(run.layout.root, timeout_s=1.0)
+
+
+def test_killed_supervisor_leaves_no_process_and_the_next_start_reclaims_its_segments(tmp_path: Path):
+    with supervised_run(tmp_path, trainer=FOREVER) as first:
+        first.wait_until_training()
+        directory = first.record.shm_directory
+        first.process.kill()
+        first.process.wait(timeout=10)
+        first.wait_for(lambda: not list(processes_with(RUN_VARIABLE, str(directory))), timeout_s=10.0)
+        assert directory.exists()
+        with pytest.raises(ConfigError, match="was killed"):
+            request_stop(first.layout.root, timeout_s=1.0)
+    with supervised_run(tmp_path) as second:
+        assert second.wait() == 0
+        assert second.events("reclaimed")[0]["details"]["directory"] == str(directory)
+        second.assert_nothing_left()
+
+
+def test_a_second_run_leaves_a_live_one_alone(tmp_path: Path):
+    with supervised_run(tmp_path, trainer=FOREVER) as first:
+        first.wait_until_training()
+        record, layout = first.record, first.layout
+        with supervised_run(tmp_path) as second:
+            assert second.wait() == 0
+            assert second.events("reclaimed") == []
+        assert record.shm_directory.is_dir() and first.process.poll() is None
+        assert request_stop(layout.root, timeout_s=10.0) == 0
+        assert first.wait() == 0
+
+
+def test_process_that_left_its_group_ends_with_the_run(tmp_path: Path):
+    with supervised_run(tmp_path, trainer=FOREVER) as run:
+        run.wait_until_training()
+        environment = {**os.environ, RUN_VARIABLE: str(run.record.shm_directory)}
+        stray = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)"], env=environment, start_new_session=True
+        )
+        try:
+            run.signal(signal.SIGINT)
+            assert run.wait() == 130
+            assert stray.wait(timeout=5.0) == -signal.SIGKILL
+        finally:
+            stray.kill()
+            stray.wait(timeout=5.0)
+
+
+def test_run_that_stands_still_ends_and_says_when_each_process_was_heard_of(tmp_path: Path):
+    with supervised_run(
+        tmp_path,
+        searchers={"engine_options": {"idle_after": 3}},
+        trainer={"options": {"idle_after": 3}},
+        supervision={"progress_timeout_s": 1.0},
+    ) as run:
+        assert run.wait() == 5
+        assert "the run stands still" in run.text and "searcher-1 (pid " in run.text and "last heartbeat 0." in run.text
+        run.assert_nothing_left()
+
+
+def test_missing_final_evaluation_is_said_and_does_not_fail_the_run(tmp_path: Path):
+    with supervised_run(
+        tmp_path,
+        searchers={"engine_options": {"never_evaluate": True}},
+        evaluation={"num_prompts": 10, "timeout_s": 0.5},
+    ) as run:
+        assert run.wait() == 0
+        assert "was not evaluated within evaluation.timeout_s" in run.text
+        run.assert_nothing_left()
+
+
+def test_resumed_run_continues_in_the_same_directory_with_its_own_logs(tmp_path: Path):
+    with supervised_run(tmp_path, trainer={"options": {"step_seconds": 0.05}}) as first:
+        first.wait_until_training()
+        first.signal(signal.SIGINT)
+        assert first.wait() == 130
+        step = int(first.layout.latest_checkpoint.resolve().name.removeprefix("step_"))
+        root = first.layout.root
+    with supervised_run(tmp_path, resume=root) as second:
+        assert second.wait() == 0
+        assert second.layout.root == root and second.record.attempt == 2
+        assert (root / "logs" / "latest").resolve().name == "attempt_002"
+        assert second.events("resumed")[0]["details"]["checkpoint"].endswith(f"step_{step:06d}")
+        steps = [json.loads(line)["step"] for line in second.layout.metrics.read_text().splitlines()]
+        assert steps == list(range(1, 41))
+        second.assert_nothing_left()
+
+
+def test_resume_without_a_checkpoint_is_refused(tmp_path: Path):
+    with supervised_run(tmp_path, trainer={"options": {"exit_after": 3}}) as first:
+        assert first.wait() == 5
+        root = first.layout.root
+    with supervised_run(tmp_path, resume=root) as second:
+        assert second.wait() == 7
+        assert "no complete checkpoint" in second.text
+
+
+def test_two_ranks_and_four_searchers_start_together_on_different_ports(tmp_path: Path):
+    with supervised_run(tmp_path, trainer={"num_ranks": 2}, searchers={"num_searchers": 4}) as run:
+        assert run.wait() == 0
+        assert len(run.events("child_started")) == 6
+        run.assert_nothing_left()

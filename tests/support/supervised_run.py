@@ -1,0 +1,122 @@
+"""A run in a process of its own, looked at through its files, and the check that nothing of it is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tbactl.config.layout import RunLayout
+from tbactl.config.run_record import RunRecord, read_run_record
+from tbactl.config.sections import RunConfig
+from tbactl.ipc.control_page import ControlPage
+from tbactl.supervision.identity import processes_with
+from tbactl.supervision.placement import RUN_VARIABLE
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).with_name("supervise.py")
+
+
+class SupervisedRun:
+    def __init__(self, tmp_path: Path, *, stand_ins: bool = True, resume: Path | None = None, **sections: Any) -> None:
+        self.tmp_path = tmp_path
+        self.shm_root = tmp_path / "shm"
+        self.shm_root.mkdir(exist_ok=True)
+        config_path = tmp_path / "config.json"
+        config_path.write_text(stand_in_config(tmp_path, **sections).model_dump_json())
+        argv = [sys.executable, str(SCRIPT), str(config_path), str(self.shm_root)]
+        argv += ["--stand-ins"] if stand_ins else []
+        argv += ["--resume", str(resume)] if resume else []
+        self.output = (tmp_path / "output.txt").open("w+")
+        self.started_s = time.monotonic()
+        self.process = subprocess.Popen(
+            argv, stdout=self.output, stderr=subprocess.STDOUT, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+
+    @property
+    def layout(self) -> RunLayout:
+        return RunLayout((self.tmp_path / "runs" / "latest").resolve())
+
+    @property
+    def record(self) -> RunRecord:
+        return read_run_record(self.layout.root)
+
+    @property
+    def text(self) -> str:
+        return (self.tmp_path / "output.txt").read_text()
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        if not self.layout.events.exists():
+            return []
+        # The last line may still be being written.
+        lines = [line for line in self.layout.events.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        events = [json.loads(line) for line in lines]
+        return [event for event in events if kind is None or event["kind"] == kind]
+
+    def pid(self, name: str) -> int:
+        return [e["details"]["pid"] for e in self.events("child_started") if e["process"] == name][-1]
+
+    def page(self) -> ControlPage:
+        return ControlPage.open(self.record.shm_directory / "control", read_only=True)
+
+    def wait_for(self, condition: Callable[[], Any], *, timeout_s: float = 15.0) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while not (value := condition()):
+            assert time.monotonic() < deadline, f"nothing after {timeout_s} s; output:\n{self.text}"
+            time.sleep(0.02)
+        return value
+
+    def wait_for_event(self, kind: str, *, timeout_s: float = 15.0, **details: Any) -> dict[str, Any]:
+        def found() -> list[dict[str, Any]]:
+            return [e for e in self.events(kind) if details.items() <= e["details"].items()]
+
+        return self.wait_for(found, timeout_s=timeout_s)[0]
+
+    def wait_until_training(self) -> None:
+        self.wait_for_event("run_state", state="RUNNING")
+        self.wait_for(lambda: self.page().trainer().get("policy_version") > 1)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, *, timeout_s: float = 20.0) -> int:
+        return self.process.wait(timeout=timeout_s)
+
+    def assert_nothing_left(self) -> None:
+        assert list(processes_with(RUN_VARIABLE, str(self.record.shm_directory))) == []
+        assert list(self.shm_root.iterdir()) == []
+
+
+def stand_in_config(tmp_path: Path, **sections: Any) -> RunConfig:
+    """Two searchers and a trainer of 40 steps in about 1 s; `sections` are laid over it, key by key."""
+    values: dict[str, Any] = {
+        "name": "t",
+        "runs_dir": str(tmp_path / "runs"),
+        "task": {"kind": "fake"},
+        "policy": {"path": str(tmp_path)},
+        "searchers": {"num_searchers": 2, "engine": "fake", "ring_capacity_bytes": 65_536},
+        "trainer": {"kind": "fake", "max_steps": 40},
+        "supervision": {"restart_backoff_s": 0.1, "stop_grace_s": 3.0},
+    }
+    for name, section in sections.items():
+        values[name] = {**values.get(name, {}), **section}
+    return RunConfig.model_validate(values)
+
+
+@contextmanager
+def supervised_run(tmp_path: Path, **options: Any) -> Iterator[SupervisedRun]:
+    run = SupervisedRun(tmp_path, **options)
+    try:
+        yield run
+    finally:
+        if run.process.poll() is None:
+            run.process.kill()
+            run.process.wait(timeout=10)
+        run.output.close()

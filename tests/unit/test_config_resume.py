@@ -1,0 +1,83 @@
+import pytest
+
+from tbactl.config.layout import RunLayout
+from tbactl.config.loading import load_recipe
+from tbactl.config.resume import load_resumed
+from tbactl.config.run_record import RunRecord
+from tbactl.errors import CheckpointError, ConfigError
+from tests.support.recipes import write_recipe
+
+
+@pytest.fixture
+def run_directory(tmp_path):
+    """A run that ended, as far as its configuration goes."""
+    config = load_recipe(write_recipe(tmp_path), overrides=["trainer.max_steps=10"], profile="gpu").run_config
+    layout = RunLayout(tmp_path / "run")
+    layout.config.mkdir(parents=True)
+    layout.resolved_config.write_text(config.model_dump_json())
+    record = RunRecord(
+        name=config.name,
+        recipe="my-recipe",
+        profile="gpu",
+        attempt=1,
+        pid=1,
+        pid_start_ticks=1,
+        shm_directory=tmp_path,
+        started_at="2026-01-01T00:00:00Z",
+    )
+    layout.identity.write_text(record.model_dump_json())
+    return layout.root
+
+
+def test_load_resumed_gives_what_the_run_was_started_with(run_directory):
+    loaded = load_resumed(run_directory)
+    assert loaded.run_config.trainer.max_steps == 10
+    assert (loaded.name, loaded.profile) == ("my-recipe", "gpu")
+
+
+def test_load_resumed_takes_the_settings_that_may_change(run_directory):
+    overrides = [
+        "trainer.max_steps=20",
+        "logging.tensorboard=false",
+        "supervision.max_restarts=9",
+        "checkpoint.period=1",
+    ]
+    config = load_resumed(run_directory, overrides=overrides).run_config
+    assert config.trainer.max_steps == 20
+    assert config.logging.tensorboard is False
+    assert config.supervision.max_restarts == 9
+    assert config.checkpoint.period == 1
+
+
+def test_load_resumed_refuses_every_other_change_and_says_why(run_directory):
+    with pytest.raises(ConfigError) as caught:
+        load_resumed(run_directory, overrides=["trainer.learning_rate=1", "seed=3", "trainer.max_steps=20"])
+    problems = caught.value.problems
+    assert len(problems) == 2
+    assert all("fixed since the run began" in problem for problem in problems)
+    assert {problem.split()[1] for problem in problems} == {"trainer.learning_rate", "seed"}
+
+
+def test_load_resumed_accepts_an_override_that_changes_nothing(run_directory):
+    load_resumed(run_directory, overrides=["seed=0"])
+
+
+def test_load_resumed_reports_wrong_values_like_a_recipe_does(run_directory):
+    with pytest.raises(ConfigError, match=r"trainer\.max_steps = 0: must be at least 1"):
+        load_resumed(run_directory, overrides=["trainer.max_steps=0"])
+
+
+def test_load_resumed_of_a_directory_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="not a run directory"):
+        load_resumed(tmp_path)
+
+
+@pytest.mark.parametrize("text", [None, "{"])
+def test_load_resumed_without_a_readable_configuration_is_a_checkpoint_error(run_directory, text):
+    resolved = RunLayout(run_directory).resolved_config
+    if text is None:
+        resolved.unlink()
+    else:
+        resolved.write_text(text)
+    with pytest.raises(CheckpointError, match="cannot be resumed"):
+        load_resumed(run_directory)

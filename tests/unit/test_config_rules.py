@@ -1,0 +1,137 @@
+"""Each rule: a configuration that satisfies it, one that does not, and the setting it blames."""
+
+import pytest
+
+from tbactl.config import rules
+from tbactl.config.sections import RunConfig
+
+
+def config(**changes):
+    """A configuration without errors or warnings, changed by `section__key=value`."""
+    tables = {
+        "name": "test",
+        "task": {"kind": "fake"},
+        "policy": {"path": "x"},
+        "searchers": {"max_prompt_tokens": 100, "max_new_tokens": 100},
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        if name:
+            tables.setdefault(section, {})[name] = value
+        else:
+            tables[section] = value
+    return RunConfig.model_validate(tables)
+
+
+def found(these_rules, config):
+    return [(".".join(map(str, p.path)), p.sentence) for rule in these_rules for p in rule(config)]
+
+
+def test_default_sections_break_no_rule_and_warn_of_nothing():
+    assert found(rules.ERRORS, config()) == []
+    assert found(rules.WARNINGS, config()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "blamed"),
+    [
+        (
+            {"mode": "sync", "sync__period": 1, "replay__on_policy_fraction": 1.0, "searchers__num_completions": 7},
+            "searchers.num_completions",
+        ),
+        ({"evaluation__period": 5, "sync__period": 2}, "evaluation.period"),
+        ({"replay__initial_trajectories": 1001, "replay__capacity": 1000}, "replay.initial_trajectories"),
+        ({"replay__capacity": 127, "replay__initial_trajectories": 127}, "replay.capacity"),
+        ({"replay__capacity_per_prompt": 7}, "replay.capacity_per_prompt"),
+        ({"objective__beta_final": 0.001}, "objective.beta_final"),
+        ({"trainer__num_ranks": 3}, "trainer.prompts_per_step"),
+        ({"trainer__num_ranks": 32}, "trainer.prompts_per_step"),
+        ({"mode": "sync", "sync__period": 2, "replay__on_policy_fraction": 1.0}, "sync.period"),
+        ({"mode": "sync", "sync__period": 1}, "replay.on_policy_fraction"),
+        ({"replay__max_staleness": 0, "sync__period": 1}, "replay.max_staleness"),
+        ({"replay__max_staleness": 4, "sync__period": 5}, "replay.max_staleness"),
+        ({"searchers__ring_capacity_bytes": 4096}, "searchers.ring_capacity_bytes"),
+        ({"trainer__lr_schedule": "cosin"}, "trainer.lr_schedule"),
+        ({"trainer__lr_schedule": "warmup_stable_decay"}, "trainer.lr_schedule"),
+        (
+            {"trainer__lr_schedule": "cosine", "trainer__lr_schedule_options": {"num_cycle": 1}},
+            "trainer.lr_schedule_options.num_cycle",
+        ),
+    ],
+)
+def test_error_blames_one_setting_and_gives_its_value(changes, blamed):
+    problems = found(rules.ERRORS, config(**changes))
+    assert [path for path, _ in problems] == [blamed]
+    assert problems[0][1].startswith(blamed)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mode": "sync", "sync__period": 1, "replay__on_policy_fraction": 1.0, "searchers__num_completions": 8},
+        {"mode": "sync", "sync__period": 1, "replay__on_policy_fraction": 1.0, "replay__max_staleness": 0},
+        {"evaluation__period": 6, "sync__period": 2, "evaluation__num_prompts": 5},
+        {"replay__initial_trajectories": 1000, "replay__capacity": 1000},
+        {"replay__capacity": 128},
+        {"replay__capacity_per_prompt": 8},
+        {"objective__beta_final": 0.001, "objective__beta_steps": 1},
+        {"trainer__num_ranks": 16},
+        {"replay__max_staleness": 1, "sync__period": 1},
+        {
+            "trainer__lr_schedule": "warmup_stable_decay",
+            "trainer__lr_schedule_options": {"num_decay_steps": 5, "num_stable_steps": 3},
+        },
+        {"trainer__lr_schedule": "cosine_with_min_lr", "trainer__lr_schedule_options": {"min_lr_rate": 0.1}},
+    ],
+)
+def test_setting_at_its_limit_is_accepted(changes):
+    assert found(rules.ERRORS, config(**changes)) == []
+    assert found(rules.WARNINGS, config(**changes)) == []
+
+
+def test_ring_limit_is_exact():
+    limit = rules.smallest_ring_bytes(config())
+    assert found(rules.ERRORS, config(searchers__ring_capacity_bytes=limit)) == []
+    assert found(rules.ERRORS, config(searchers__ring_capacity_bytes=limit - 1))[0][0] == (
+        "searchers.ring_capacity_bytes"
+    )
+
+
+def test_all_broken_rules_are_reported_together():
+    broken = config(
+        trainer__num_ranks=3, evaluation__period=5, objective__beta_final=0.1, replay__capacity_per_prompt=1
+    )
+    assert len(found(rules.ERRORS, broken)) == 4
+
+
+def test_staleness_zero_in_async_mode_points_to_sync_mode():
+    (problem,) = found(rules.ERRORS, config(replay__max_staleness=0))
+    assert "mode = 'sync'" in problem[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "blamed"),
+    [
+        ({"searchers__num_completions": 4}, "searchers.num_completions"),
+        ({"replay__initial_trajectories": 127}, "replay.initial_trajectories"),
+        ({"trainer__micro_batch_tokens": 1599}, "trainer.micro_batch_tokens"),
+        ({"searchers__top_p": 0.9}, "searchers.top_p"),
+        ({"policy__dtype": "bfloat16"}, "sync.max_logprob_difference"),
+        ({"trainer__lr_schedule": "linear", "trainer__warmup_steps": 100}, "trainer.warmup_steps"),
+        ({"trainer__warmup_steps": 5}, "trainer.warmup_steps"),
+        ({"objective__beta_steps": 5}, "objective.beta_steps"),
+        ({"replay__inverse_temperature": 2.0}, "replay.inverse_temperature"),
+        ({"replay__prioritization": "reward-softmax", "replay__on_policy_fraction": 1.0}, "replay.prioritization"),
+        ({"evaluation__period": 2}, "evaluation.period"),
+        ({"evaluation__target": 0.5}, "evaluation.target"),
+        ({"sync__probe_sequences": 0, "sync__max_logprob_difference": 1e-2}, "sync.max_logprob_difference"),
+    ],
+)
+def test_warning_blames_one_setting_and_is_no_error(changes, blamed):
+    assert [path for path, _ in found(rules.WARNINGS, config(**changes))] == [blamed]
+    assert found(rules.ERRORS, config(**changes)) == []
+
+
+def test_every_rule_is_a_documented_function():
+    for rule in (*rules.ERRORS, *rules.WARNINGS):
+        assert rule.__doc__
