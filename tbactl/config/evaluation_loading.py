@@ -87,7 +87,9 @@ def run_of_checkpoint(checkpoint: Path) -> RunConfig | None:
 
 
 def _as_in_run(run: RunConfig) -> dict[str, Any]:
-    values: dict[str, Any] = {
+    # What the task's options say about an evaluation holds during the run, so it holds here.
+    of_task = {name: run.task.options[name] for name in ("num_samples", "temperature") if name in run.task.options}
+    return {
         "task.kind": run.task.kind,
         "task.options": dict(run.task.options),
         "engine": run.searchers.engine,
@@ -95,11 +97,11 @@ def _as_in_run(run: RunConfig) -> dict[str, Any]:
         "limit": run.evaluation.num_prompts,
         "seed": run.seed,
         "max_prompt_tokens": run.searchers.max_prompt_tokens,
-        "max_new_tokens": run.searchers.max_new_tokens,
+        "max_new_tokens": run.task.options.get("max_new_tokens", run.searchers.max_new_tokens),
         "dtype": run.policy.dtype,
         "trust_remote_code": run.policy.trust_remote_code,
+        **(of_task if of_task.get("num_samples", 1) != 1 else {}),
     }
-    return values
 
 
 def evaluation_problems(config: EvaluationConfig) -> Iterator[Problem]:

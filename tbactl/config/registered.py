@@ -51,13 +51,11 @@ def _task_problems(name: str, options: Any) -> Iterator[Problem]:
     if not isinstance(options, dict):
         return
     try:
-        registry.load("tbactl.tasks", name)(**options).close()
+        registry.load("tbactl.tasks", name)(options).close()
     except TbactlError as error:
         sentences = error.problems if isinstance(error, ConfigError) else (str(error),)
         for sentence in sentences:
             yield _option_problem(sentence, options)
-    except TypeError as error:
-        yield Problem(("task", "options"), f"task.options: task '{name}' refuses its options: {error}.")
 
 
 def _option_problem(sentence: str, options: dict[str, Any]) -> Problem:
@@ -73,7 +71,7 @@ def _policy_problems(task: str, policy: Any) -> Iterator[Problem]:
         return
     path: KeyPath = ("policy", "path")
     if policy.startswith(TASK_PREFIX):
-        find = getattr(registry.load("tbactl.tasks", task), "policy_directory", None)
+        find = getattr(registry.load("tbactl.tasks", task), "policy_path", None)
         if find is None:
             yield Problem(path, f"policy.path = '{policy}': the task '{task}' ships no policy; give a directory.")
             return

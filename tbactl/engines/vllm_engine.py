@@ -28,7 +28,7 @@ from vllm.config import WeightTransferConfig
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
-from vllm.inputs import TokensPrompt
+from vllm.inputs import TokensInput, tokens_input
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
@@ -40,8 +40,6 @@ from tbactl.errors import ChildFailedError
 from tbactl.protocols import FinishedRequest, GenerationRequest
 from tbactl.types import Completion, SamplingParams
 from tbactl.weight_sync.weights_file import check_shapes, fingerprint, mapped_weights
-
-logger = logging.getLogger(__name__)
 
 _BACKEND = "tbactl-mapped-file"
 # Room for the sequences of a probe beside a full load: a check must not wait for a completion to end.
@@ -66,13 +64,6 @@ class VllmOptions(Section):
     """Compute the prompt of a group once."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """What must be remembered of a request."""
-
-    first_version: int
-
-
 class VllmEngine:
     """Continuous batching on CPU or GPU; implements `protocols.Engine`.
 
@@ -92,12 +83,13 @@ class VllmEngine:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         preloaded = os.environ.get("LD_PRELOAD")
         self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        # It warns at every reload of layers that have nothing to load; what was not loaded is checked below.
+        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         _restore("LD_PRELOAD", preloaded)  # vLLM sets it for workers, of which there are none; a task's would inherit it
         if arguments["enforce_eager"]:
             torch.compiler.set_stance("force_eager")
-        tokenizer = self._engine.get_tokenizer()
-        self._tokenizer: Any = tokenizer
-        self._running: dict[str, _Running] = {}
+        self._tokenizer: Any = self._engine.get_tokenizer()
+        self._first_versions: dict[str, int] = {}  # of the requests that run
         self._stashed: list[FinishedRequest] = []
         self._scores: dict[str, tuple[float, ...] | None] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -106,7 +98,7 @@ class VllmEngine:
         return tuple(self._tokenizer.encode(text))
 
     def submit(self, request: GenerationRequest) -> None:
-        assert request.request_id not in self._running, request.request_id
+        assert request.request_id not in self._first_versions, request.request_id
         try:
             self._engine.add_request(
                 request.request_id, self._prompt(request.prompt_token_ids), _vllm_sampling(request)
@@ -114,17 +106,17 @@ class VllmEngine:
         except ValueError as error:  # too long, empty, out of range: this request's fault only
             self._stashed.append(FinishedRequest(request_id=request.request_id, completion=None, error=str(error)))
         else:
-            self._running[request.request_id] = _Running(first_version=self.policy_version)
+            self._first_versions[request.request_id] = self.policy_version
 
     def step(self) -> list[FinishedRequest]:
         finished, self._stashed = self._stashed, []
-        if self._running:
+        if self._first_versions:
             finished += self._advance()
         return finished
 
     @property
     def num_unfinished(self) -> int:
-        return len(self._running) + len(self._stashed)
+        return len(self._first_versions) + len(self._stashed)
 
     def load_policy(self, weights: Path, *, version: int) -> str:
         if not self._shapes:
@@ -170,8 +162,8 @@ class VllmEngine:
         gc.collect()
         cleanup_dist_env_and_memory()
 
-    def _prompt(self, token_ids: tuple[int, ...]) -> TokensPrompt:
-        return TokensPrompt(prompt_token_ids=list(token_ids), cache_salt=f"version-{self.policy_version}")
+    def _prompt(self, token_ids: tuple[int, ...]) -> TokensInput:
+        return tokens_input(list(token_ids), cache_salt=f"version-{self.policy_version}")
 
     def _advance(self) -> list[FinishedRequest]:
         finished = []
@@ -184,7 +176,7 @@ class VllmEngine:
         return finished
 
     def _finish(self, output: RequestOutput) -> FinishedRequest:
-        running = self._running.pop(output.request_id)
+        first_version = self._first_versions.pop(output.request_id)
         answer = output.outputs[0]
         token_ids, logprobs = tuple(answer.token_ids), tuple(_flat(answer.logprobs))
         error = None
@@ -199,7 +191,7 @@ class VllmEngine:
             logprobs=logprobs,
             text=self._tokenizer.decode(token_ids, skip_special_tokens=True),
             finish_reason="stop" if answer.finish_reason == "stop" else "length",
-            first_version=running.first_version,
+            first_version=first_version,
             last_version=self.policy_version,
         )
         return FinishedRequest(request_id=output.request_id, completion=completion)
@@ -296,8 +288,11 @@ class MappedFileTransfer(WeightTransferEngine[_NoInitInfo, _FileInfo]):
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: _FileInfo) -> None:
+        expected = {name for name, _ in self.model.named_parameters()}
         with mapped_weights(Path(update_info.path)) as (_, weights), torch.device(self.device):
-            self.model.load_weights(weights)  # pyright: ignore[reportCallIssue]
+            loaded = self.model.load_weights(weights)  # pyright: ignore[reportCallIssue]
+        if loaded is not None and (left := sorted(expected - loaded)):  # vLLM itself would keep their old values
+            raise ValueError(f"{len(left)} engine parameters were not written, the first of them {left[0]}")
 
     def finish_weight_update(self) -> None:
         with torch.device(self.device):

@@ -22,6 +22,9 @@ from typing import Any
 import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.fp16.loss_scaler import LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address, tensor_fragment
 from torch import Tensor
 from transformers import get_scheduler
 
@@ -30,9 +33,16 @@ from tbactl.errors import CheckpointError, TbactlError
 from tbactl.trainer.collate import MicroBatch
 from tbactl.trainer.scoring import ScoringModel
 
+# An extension for all-reduces of several ranks through shared memory. It takes a compiler and a minute, and its segments
+# would not be ours to remove; gloo does the work.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
 # Everything lies under this name in the learner's directory of a checkpoint.
 TAG = "deepspeed"
 ADAM_EPSILON = 1e-8
+
+# What DeepSpeed pickles besides tensors and plain values.
+SAFE_CLASSES: list[Any] = [LossScaler, ZeroStageEnum, fragment_address, tensor_fragment]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +221,6 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-SAFE_CLASSES: list[Any] = []
 
 
 def accelerator_device() -> torch.device:

@@ -17,10 +17,14 @@ The last token of a completion predicts nothing, so the shared layout leaves it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tbactl.types import TrajectoryGroup
+
+# Attention to so many keys costs about as much as the rest of the model does for a token (more in wider models).
+ATTENTION_KEYS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +59,21 @@ class Packing:
 
 
 def pack(groups: Sequence[TrajectoryGroup]) -> Packing:
-    """Place completions in rows as long as the longest of them: first fit, longest first, each group by itself."""
-    row_tokens = max((_segment_tokens(group, j) for group in groups for j in range(len(group.trajectories))), default=0)
+    """Place completions in rows, each group by itself; of some lengths of rows the one that costs least is taken."""
+    longest = max((_segment_tokens(group, j) for group in groups for j in range(len(group.trajectories))), default=0)
+    total = max((sum(_segment_tokens(group, j) for j in range(len(group.trajectories))) for group in groups), default=0)
+    most = max((len(group.trajectories) for group in groups), default=0)
+    lengths = {longest} | {math.ceil(total / num_rows) for num_rows in range(1, most + 1)}
+    return min((_first_fit(groups, row_tokens=n) for n in sorted(lengths) if n >= longest), key=_cost)
+
+
+def _cost(packing: Packing) -> float:
+    keys = packing.prompt_tokens + packing.row_tokens
+    return len(packing.row_groups) * packing.row_tokens * (1 + keys / ATTENTION_KEYS)
+
+
+def _first_fit(groups: Sequence[TrajectoryGroup], *, row_tokens: int) -> Packing:
+    """Longest completion first, each into the first row of its group that has room."""
     segments: list[Segment] = []
     row_groups: list[int] = []
     num_trajectories = 0

@@ -4,6 +4,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -237,6 +238,7 @@ def test_wait_write_goes_on_when_the_reader_makes_room(tmp_path: Path):
 
 WRITE_FOR_EVER = """
 import sys
+import time
 from pathlib import Path
 from tbactl.clock import SystemClock
 from tbactl.ipc.ring import RingWriter
@@ -286,9 +288,11 @@ def test_writer_killed_again_and_again_leaves_a_gapless_prefix(tmp_path: Path):
             target = received + 400 + 37 * _round
             while received < target:
                 payload = reader.try_read()
-                if payload is not None:
-                    assert payload == b"%08d" % received * (1 + received % 40)
-                    received += 1
+                if payload is None:
+                    time.sleep(0.0005)
+                    continue
+                assert payload == b"%08d" % received * (1 + received % 40)
+                received += 1
             process.send_signal(signal.SIGKILL)
             process.wait(timeout=10)
             process.stdout.close()

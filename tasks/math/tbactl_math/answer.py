@@ -4,8 +4,8 @@ Where the answer is looked for, in this order:
 
 1. after the last `####` or in the last `\boxed{...}`, whichever comes later (a Markdown heading is no answer);
 2. after the last "answer is", "answer:" or "answer =";
-3. the whole completion, when it is nothing but an expression;
-4. the last formula between `$...$`, `\(...\)` or `\[...\]`, when no number follows it;
+3. the last formula between `$...$`, `\(...\)` or `\[...\]`, when no number follows it;
+4. the whole completion, when it is nothing but an expression;
 5. the last number.
 
 Later statements win, so hedging with several answers gains nothing. What follows an end-of-text token, or the header of
@@ -18,13 +18,13 @@ import re
 from collections import deque
 from typing import Literal
 
-from tbactl_math.latex import canonical, clean_latex, last_box
+from tbactl_math.latex import canonical, last_box
 from tbactl_math.numbers import MAX_CHARACTERS, Quantity, last_number, plain, read_number
 from tbactl_math.reading import (
-    FORMULA,
     LONG_WORD,
     SENTENCE_END,
     Answer,
+    formulas,
     from_number,
     read_formula,
     read_text,
@@ -37,6 +37,10 @@ _MAX_STATEMENTS = 8
 
 _END_OF_TEXT = re.compile(r"</s>|<\|(?:endoftext|im_end|eot_id|end_of_text)\|>")
 _NEXT_PROBLEM = re.compile(r"\n[ \t]{0,8}(?:\[MATH[ _]TASK\]|(?:Question|Problem|Q)[ \d]{0,4}:)")
+# GSM8K's solutions carry "<<48/2=24>>" before each result.
+_CALCULATOR_NOTE = re.compile(r"<<[^<>\n]{0,100}>>")
+# A line break that was escaped once too often; \\ne, \\nu and the like are LaTeX.
+_ESCAPED_LINE_BREAK = re.compile(r"(?<!\\)\\n(?![A-Za-z])")
 _STATEMENT = re.compile(r"####|\\boxed|\banswer\b", re.IGNORECASE)
 _HEADING = re.compile(
     r"(?:step|part|case|method|solution|explanation|question|problem|example|note|option|approach|check|verification|"
@@ -44,12 +48,14 @@ _HEADING = re.compile(
     re.IGNORECASE,
 )
 _PHRASE = re.compile(
-    r"\b(?:answer|ans)\b(?P<between>[^\n:=.]{0,60}?)(?P<link>\b(?:is|are|be|equals)\b|:|=)", re.IGNORECASE
+    r"(?<!/)\b(?:answer|ans)\b(?:[^\n:=.]{0,60}?\b(?:is|are|be|equals)\b|(?P<label>[^\n:=.]{0,30}?:|[\s*]{0,4}=))",
+    re.IGNORECASE,
 )
 _ANSWER_LABEL = re.compile(r"(?:the\s)?(?:final\s|correct\s)?answer\b\s?(?:is\b|:|=)?[\s:*]{0,4}", re.IGNORECASE)
 _CALCULATION = re.compile(r"(?:[\d\s.,+\-*/()x^{}$%]|\\times|\\cdot|\\div|\\frac|\\left|\\right)+")
 _OPERATOR_INSIDE = re.compile(r"(?<=[\d)}\s])\s?(?:[-+*/x^]|\\times|\\cdot|\\div)")
 
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _BASE = re.compile(r"\d_\{?\d")
 
 
@@ -87,7 +93,7 @@ def compare(answer: Answer | None, gold: Answer | None) -> Verdict:
 
 
 def _own_part(completion: str) -> str:
-    text = completion.rpartition("</think>")[2]
+    text = _CALCULATOR_NOTE.sub("", _ESCAPED_LINE_BREAK.sub("\n", completion.rpartition("</think>")[2]))
     end = _END_OF_TEXT.search(text)
     text = text[: end.start()] if end and text[: end.start()].strip() else text
     stated = _STATEMENT.search(text)
@@ -123,9 +129,9 @@ def _phrase_answer(text: str) -> Answer | None:
         end = SENTENCE_END.search(rest)
         segment, after = (rest[: end.start()], rest[end.start() :]) if end else (rest, "")
         answer = read_text(segment, "phrase")
-        # "Answer:" may also head a worked solution, and "the answer is" a sentence that does not say which.
-        is_header = match["link"] in ":=" and any(c.isdigit() for c in after) and not read_number(undressed(segment))
-        is_header = is_header or (match["link"] in ":=" and "=" in segment and any(c.isdigit() for c in after))
+        # "Answer:" may also head a worked solution, and "the answer is" begin a sentence that does not say which.
+        is_prose = "=" in segment or not read_number(undressed(segment))
+        is_header = match["label"] is not None and is_prose and any(c.isdigit() for c in after)
         is_vague = answer is not None and answer.kind == "words" and len(segment.split()) > 3
         if answer and not is_header and not is_vague:
             return answer
@@ -134,15 +140,13 @@ def _phrase_answer(text: str) -> Answer | None:
 
 def _bare_answer(text: str) -> Answer | None:
     whole = text.strip()
-    is_expression = "\n" not in whole and not LONG_WORD.search(whole) and not _STATEMENT.search(whole)
+    tail = whole[-2 * MAX_CHARACTERS :]
+    formula = next(iter(deque(formulas(tail), maxlen=1)), None)
+    if formula and not any(c.isdigit() for c in tail[formula.end :]):
+        return read_formula(formula.content, "formula")
+    is_expression = "\n" not in whole and not _WORD.search(whole) and not _STATEMENT.search(whole)
     if 0 < len(whole) <= MAX_CHARACTERS and is_expression:
         return read_formula(whole, "whole") if "\\" in whole else read_text(whole, "whole")
-    tail = text[-2 * MAX_CHARACTERS :]
-    formula = next(iter(deque(FORMULA.finditer(tail), maxlen=1)), None)
-    if formula and not any(c.isdigit() for c in tail[formula.end() :]):
-        inner = formula["a"] or formula["b"] or formula["c"]
-        if not LONG_WORD.search(clean_latex(inner)):
-            return read_formula(inner, "formula")
     found = last_number(plain(text))
     return from_number(found[0], "last number", found[1]) if found else None
 

@@ -70,7 +70,7 @@ def clean_latex(text: str) -> str:
     text = re.sub(r",\\!,\s{0,3}", ",", text)
     text = _DIGIT_GROUP_SPACE.sub(THIN_SPACE, text)
     text = _REMOVED.sub("", text)
-    whole = _WORDS.fullmatch(text.strip())
+    whole = _WORDS.fullmatch(text.strip(" .,;:"))
     text = whole["content"] if whole else _WORDS.sub(_words, text)
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text).replace("\\%", "%").replace("\\lbrace", "\\{")
     text = _SPACE.sub(lambda match: THIN_SPACE if match[0] == THIN_SPACE else " ", text)

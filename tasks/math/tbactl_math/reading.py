@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +20,9 @@ from tbactl_math.numbers import (
 
 Source = Literal["####", "boxed", "phrase", "whole", "formula", "last number", "gold"]
 
-FORMULA = re.compile(r"\$\$?(?P<a>[^$\n]{1,300})\$\$?|\\\((?P<b>.{1,300}?)\\\)|\\\[(?P<c>.{1,300}?)\\\]", re.DOTALL)
+_DELIMITED = re.compile(
+    r"(?<!\\)\$\$?(?P<a>(?:[^$\n\\]|\\.){1,300})\$\$?|\\\((?P<b>.{1,300}?)\\\)|\\\[(?P<c>.{1,300}?)\\\]", re.DOTALL
+)
 SENTENCE_END = re.compile(r"[.!?](?=\s{1,3}[A-Z(])|\n")
 _LEAD_IN = re.compile(
     r"(?:(?:about|approximately|approx\.?|around|roughly|exactly|only|just|simply|equal to|a total of|total of|total|"
@@ -29,8 +32,10 @@ _LEAD_IN = re.compile(
 _EQUALS = re.compile(r"(?<![<>!\\:=])=(?![=>])|\u2248")
 _IDENTIFIER = re.compile(r"(?:\\?[A-Za-z]+'?|[A-Za-z](?:_\{?\w{1,8}\}?|\(\w\)))")
 _MEMBERSHIP = re.compile(r"\s?\\?[A-Za-z]\s?\\in(?![A-Za-z])\s?")
-_UNKNOWN = re.compile(r"(?<![A-Za-z\\])[a-wyz](?![A-Za-z])")
-LONG_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+# A letter that stands alone; an x before a number is a multiplication sign.
+_UNKNOWN = re.compile(r"(?<![A-Za-z\\])(?:[a-wyz]|x(?!\s?[\d$(.]))(?![A-Za-z])")
+_SEVERAL = re.compile(r",(?!\d{3})|;|\b(?:or|and)\b")
+LONG_WORD = re.compile(r"(?<![\\A-Za-z])(?<!begin\{)(?<!end\{)[A-Za-z]{3,}")
 _DOLLARS_AND_CENTS = re.compile(r"\$?(\d{1,9}) dollars?,? and (\d{1,2}) cents?", re.IGNORECASE)
 
 _UNITS_IN_FORMULA = re.compile(r"cm|[mk]m|[mk]g|ml|ft|in|mi|yd|hrs?|min|sec|lbs?|oz|mph|rpm|[ap]m|st|nd|rd|th")
@@ -56,11 +61,28 @@ class Answer:
     quantity: Quantity | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """A formula in a text: its place with the delimiters, and what stands between them."""
+
+    start: int
+    end: int
+    content: str
+
+
+def formulas(text: str) -> Iterator[Formula]:
+    r"""What stands between `$...$`, `\(...\)` or `\[...\]`, unless it is prose ("$5 for lunch and $")."""
+    for match in _DELIMITED.finditer(text):
+        content = match["a"] or match["b"] or match["c"]
+        if is_words(content) or not LONG_WORD.search(clean_latex(content)):
+            yield Formula(match.start(), match.end(), content)
+
+
 def read_text(segment: str, source: Source) -> Answer | None:
     """An answer in running text, like "$5 for each", "about 72 clips", "48 + 24 = 72"."""
-    formula = FORMULA.match(segment.strip())
-    if formula and not LONG_WORD.search(formula["a"] or ""):
-        return read_formula(formula["a"] or formula["b"] or formula["c"], source)
+    formula = next(formulas(segment.strip()), None)
+    if formula and formula.start == 0:
+        return read_formula(formula.content, source)
     if "\\" in segment.replace("\\$", "$"):
         return read_formula(segment, source)
     body = undressed(segment)
@@ -140,7 +162,7 @@ def _right_hand_side(body: str) -> str:
         return left
     if _IDENTIFIER.fullmatch(left):
         return right
-    is_about_unknowns = _UNKNOWN.search(left) is not None and not LONG_WORD.search(left)
+    is_about_unknowns = (_UNKNOWN.search(left) or _SEVERAL.search(left)) and not LONG_WORD.search(left)
     is_formula = "\\" in left.replace("\\frac", "").replace("\\times", "")
     return body if is_about_unknowns or is_formula else right
 

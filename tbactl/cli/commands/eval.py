@@ -23,8 +23,9 @@ def evaluate(
     checkpoint: Annotated[
         str,
         typer.Argument(
+            metavar="CHECKPOINT",
             help="A run (directory, name, or 'latest'), one of its checkpoints, a model in Hugging Face form "
-            "(directory or hub name), or task:NAME for a policy that the task ships."
+            "(directory or hub name), or task:NAME for a policy that the task ships.",
         ),
     ],
     task: Annotated[

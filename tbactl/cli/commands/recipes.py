@@ -33,7 +33,8 @@ def list_recipes(as_json: AsJson = False) -> None:
 
 @app.command("show")
 def show_recipe(
-    recipe: Annotated[str, typer.Argument(help="Name of a shipped recipe or a TOML file.")], as_json: AsJson = False
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Name of a shipped recipe or a TOML file.")],
+    as_json: AsJson = False,
 ) -> None:
     """Print a recipe's file, a start for one of your own."""
     path = locate_recipe(recipe)

@@ -26,7 +26,8 @@ app = command_app()
 @app.command()
 def run(
     recipe: Annotated[
-        str | None, typer.Argument(help="Name of a shipped recipe (`tbactl recipes list`) or a TOML file.")
+        str | None,
+        typer.Argument(metavar="RECIPE", help="Name of a shipped recipe (`tbactl recipes list`) or a TOML file."),
     ] = None,
     overrides: Overrides = [],  # noqa: B006 typer wants the default here and copies it
     profile: Annotated[

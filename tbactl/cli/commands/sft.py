@@ -19,7 +19,9 @@ app = command_app()
 
 @app.command()
 def sft(
-    recipe: Annotated[str, typer.Argument(help="Name of a shipped recipe of kind sft, or a TOML file.")],
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="Name of a shipped recipe of kind sft, or a TOML file.")
+    ],
     overrides: Overrides = [],  # noqa: B006 typer wants the default here and copies it
     output: Annotated[
         Path | None, typer.Option(metavar="DIRECTORY", help="Where to write; the default is runs_dir/name.")
@@ -30,9 +32,10 @@ def sft(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the recipe and start nothing.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Make a start policy by supervised fine-tuning, from scratch or from another policy.
+    """Make a start policy by supervised fine-tuning.
 
-    The finished policy is in the output directory's `policy`: `--set policy.path=...` trains it further with TBA.
+    From scratch, or from another policy. The finished policy is in the output directory's `policy`;
+    `tbactl run ... --set policy.path=DIRECTORY` trains it further with TBA.
     """
     loaded = load_recipe(recipe, overrides=[*overrides, *_output_overrides(output)])
     config = loaded.sft_config

@@ -18,9 +18,9 @@ def stop(
         float, typer.Option("--timeout", min=0.0, help="Seconds to wait for the end of the run; 0 does not wait.")
     ] = 60.0,
 ) -> int:
-    """Ask a run to stop: it ends with a checkpoint, as after its last step.
+    """Ask a run to stop: it ends with a checkpoint.
 
-    `tbactl run --resume RUN` continues it later.
+    It ends as after its last step. `tbactl run --resume RUN` continues it later.
     """
     from tbactl.supervision.stop import request_stop
 

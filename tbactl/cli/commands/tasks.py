@@ -103,11 +103,7 @@ def build_task(name: str, *, options: Sequence[str]) -> Task:
     for option in options:
         path, value = parse_override(option)
         settings.assign(path, value, origin="--set")
-    task_class = registry.load(GROUP, name)
-    try:
-        return task_class(**settings.values)
-    except TypeError as error:
-        raise ConfigError(f"task '{name}' refuses its options: {error}.") from None
+    return registry.load(GROUP, name)(settings.values)
 
 
 def _describe(name: str, target: str) -> dict[str, Any]:
@@ -120,14 +116,15 @@ def _describe(name: str, target: str) -> dict[str, Any]:
 
 
 def _options(task_class: type) -> dict[str, dict[str, str]]:
-    parameters = inspect.signature(task_class).parameters.values()
+    # A task may show its options as a pydantic model; nothing else of it is asked for.
+    fields = getattr(getattr(task_class, "options_model", None), "model_fields", {})
     return {
-        parameter.name: {
-            "type": str(parameter.annotation),
-            "default": "required" if parameter.default is parameter.empty else repr(parameter.default),
+        name: {
+            "type": str(getattr(field.annotation, "__name__", field.annotation)),
+            "default": "required" if field.is_required() else repr(field.default),
+            "description": field.description or "",
         }
-        for parameter in parameters
-        if parameter.kind is not parameter.VAR_KEYWORD
+        for name, field in fields.items()
     }
 
 

@@ -1,0 +1,124 @@
+"""One evaluation of one policy: find it, start an engine, let the task or lm-eval measure."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tbactl import registry
+from tbactl.checkpoints.resolve import resolved_policy
+from tbactl.config.engine import EngineConfig
+from tbactl.config.evaluation import EvaluationConfig
+from tbactl.engines.generate import generate
+from tbactl.errors import ConfigError
+from tbactl.protocols import Engine, Task
+
+logger = logging.getLogger(__name__)
+
+# Sequences that advance together. More fills the cores no better and takes memory.
+MAX_CONCURRENT_SEQUENCES = 128
+# Held-out prompts of a split without end, when no limit is given.
+DEFAULT_LIMIT = 500
+
+
+def evaluate(config: EvaluationConfig) -> dict[str, Any]:
+    """Measure and return the result as plain data; write it under `config.output` as well.
+
+    Raises:
+        ConfigError: a name or a setting is wrong.
+        CheckpointError: there is no policy at `config.checkpoint`.
+        TaskError: the task's data cannot be read.
+    """
+    task: Task = registry.load("tbactl.tasks", config.task.kind)(task_options(config))
+    try:
+        with resolved_policy(config.checkpoint, task=task) as policy, _engine(config, policy) as engine:
+            if config.harness == "lm-eval":
+                return _by_harness(config, task=task, engine=engine, policy=policy)
+            return _by_task(config, task=task, engine=engine, policy=policy)
+    finally:
+        task.close()
+
+
+def task_options(config: EvaluationConfig) -> dict[str, Any]:
+    """The task's options, with what the evaluation says about its data and samples.
+
+    Raises:
+        ConfigError: the evaluation asks for something that the task has no option for.
+    """
+    fields = EvaluationConfig.model_fields
+    asked: dict[str, Any] = {
+        "data": None if config.data is None else str(config.data),
+        "num_samples": config.num_samples,
+        "temperature": config.temperature or None,
+        "max_new_tokens": config.max_new_tokens,
+    }
+    model = getattr(registry.load("tbactl.tasks", config.task.kind), "options_model", None)
+    known = set() if model is None else set(model.model_fields)
+    options = dict(config.task.options)
+    for name, value in asked.items():
+        if name in known and value is not None:
+            options[name] = value
+        elif name not in known and value not in (None, fields[name].default):
+            raise ConfigError(f"{name} = {value!r}: the task '{config.task.kind}' has no option of that name.")
+    return options
+
+
+@contextlib.contextmanager
+def _engine(config: EvaluationConfig, policy: Path) -> Iterator[Engine]:
+    started = time.monotonic()
+    engine: Engine = registry.load("tbactl.engines", config.engine)(
+        EngineConfig(
+            policy_directory=policy,
+            dtype=config.dtype,
+            seed=config.seed,
+            max_model_tokens=config.max_prompt_tokens + config.max_new_tokens,
+            max_concurrent_sequences=MAX_CONCURRENT_SEQUENCES,
+            trust_remote_code=config.trust_remote_code,
+            options=config.engine_options,
+        )
+    )
+    logger.info("engine=%s seconds=%.1f", config.engine, time.monotonic() - started)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _by_task(config: EvaluationConfig, *, task: Task, engine: Engine, policy: Path) -> dict[str, Any]:
+    result = task.evaluate(
+        lambda prompts, num_completions, sampling: generate(engine, prompts, num_completions, sampling),
+        limit=config.limit,
+        seed=config.seed,
+        policy_version=0,
+    )
+    plain: dict[str, Any] = msgspec.to_builtins(result)
+    plain |= {"harness": "native", "checkpoint": config.checkpoint, "policy": policy.name, "engine": config.engine}
+    if config.output is not None:
+        config.output.mkdir(parents=True, exist_ok=True)
+        (config.output / "result.json").write_text(json.dumps(plain, indent=2) + "\n")
+    return plain
+
+
+def _by_harness(config: EvaluationConfig, *, task: Task, engine: Engine, policy: Path) -> dict[str, Any]:
+    # lm-eval is an extra of its own, and slow to import.
+    from tbactl.evaluation.lm_eval_adapter import own_task, run
+
+    prompts = list(islice(task.prompts("test", seed=config.seed), config.limit or DEFAULT_LIMIT))
+    results = run(
+        engine,
+        [own_task(task, prompts, max_new_tokens=config.max_new_tokens)],
+        max_new_tokens=config.max_new_tokens,
+        limit=0,
+        seed=config.seed,
+        model_name=policy.name,
+        output=config.output,
+    )
+    return results | {"harness": "lm-eval", "checkpoint": config.checkpoint}

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tbactl.config.engine import EngineConfig
+from tbactl.engines.policy_files import load_tokenizer, stop_token_ids
+from tbactl.testing.engine_conformance import CHECKS, EngineUnderTest
+from tests.support.tiny_policy import make_tiny_policy
+
+pytest.importorskip("vllm")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
+def under_test(request, tmp_path_factory):
+    from tbactl.engines.vllm_engine import VllmEngine
+
+    scratch = tmp_path_factory.mktemp("weights")
+    policy = make_tiny_policy(scratch / "policy", architecture=request.param, eos_bias=1.5)
+    config = EngineConfig(policy_directory=policy, max_model_tokens=192, max_concurrent_sequences=48, cores=(0,))
+    stop_ids = stop_token_ids(config, load_tokenizer(config))
+    engine = VllmEngine(config)
+    yield EngineUnderTest(engine, config=config, stop_ids=stop_ids, scratch=scratch)
+    engine.close()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_vllm_engine_conforms(check: Callable[[EngineUnderTest], None], under_test) -> None:
+    check(under_test)
