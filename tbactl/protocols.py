@@ -47,8 +47,12 @@ class Task(Protocol):
         """One reward for each completion, in order. Never raises for what a completion says."""
         ...
 
+    def evaluation_prompts(self, *, limit: int, seed: int) -> list[Prompt]:
+        """The first `limit` held-out prompts (0: all, or the task's own number where the split has no end), in order."""
+        ...
+
     def evaluate(self, generate: Generate, *, limit: int, seed: int, policy_version: int) -> EvaluationResult:
-        """Measure a policy on `limit` held-out prompts (0: all of them, where the split is finite)."""
+        """Measure a policy on `evaluation_prompts(limit, seed)`."""
         ...
 
     def self_check(self) -> list[str]:

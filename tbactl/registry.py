@@ -20,8 +20,8 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "fake": "tbactl.testing.fake_task:FakeTask",
     },
     "tbactl.engines": {
-        "vllm": "tbactl.searcher.engines.vllm_engine:VllmEngine",
-        "transformers": "tbactl.searcher.engines.transformers_engine:TransformersEngine",
+        "vllm": "tbactl.engines.vllm_engine:VllmEngine",
+        "transformers": "tbactl.engines.transformers_engine:TransformersEngine",
         "fake": "tbactl.testing.fake_engine:FakeEngine",
     },
     "tbactl.learners": {

@@ -79,7 +79,8 @@ class TrajectoryGroup:
     trajectories: tuple[Trajectory, ...]
     searcher: int
     sequence_number: int
-    # Position in the searcher's prompt stream, so that a resumed run neither skips nor repeats a prompt.
+    # Where the searcher's prompt stream goes on if the run is resumed right after this group: all its prompts before
+    # that position are answered. Never decreases along a ring.
     stream_position: int = 0
     num_failed: int = 0
 

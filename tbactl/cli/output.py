@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import typer
+
+# A pipe has no width; what reads it should rather get long lines than wrapped ones.
+PIPED_WIDTH = 200
 
 
 def plain(text: object, *, keep_lines: bool = False) -> str:
@@ -27,8 +31,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, tit
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(highlight=False)
-    style = box.SIMPLE_HEAD if console.is_terminal else None
+    is_terminal = sys.stdout.isatty()
+    console = Console(highlight=False, width=None if is_terminal else PIPED_WIDTH)
+    style = box.SIMPLE_HEAD if is_terminal else None
     table = Table(*columns, box=style, title=title, title_justify="left", pad_edge=False)
     for row in rows:
         table.add_row(*(escape(plain(cell)) for cell in row))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -51,6 +52,12 @@ class EngineConfig(Section):
             trust_remote_code=run.policy.trust_remote_code,
             options=run.searchers.engine_options,
         )
+
+    def prompt_problem(self, token_ids: Sequence[int]) -> str | None:
+        """Why a prompt cannot be answered, or None."""
+        if 0 < len(token_ids) < self.max_model_tokens:
+            return None
+        return f"the prompt has {len(token_ids)} tokens; at least 1 and at most {self.max_model_tokens - 1} fit"
 
 
 def parse_options(model: type[Options], options: dict[str, Any], *, engine: str) -> Options:

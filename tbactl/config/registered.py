@@ -9,6 +9,7 @@ from typing import Any
 from tbactl import registry
 from tbactl.config.problems import Problem
 from tbactl.config.settings import Settings, dotted
+from tbactl.config.tasks import POLICY_PREFIX, build_task, shipped_policy
 from tbactl.config.toml_lines import KeyPath
 from tbactl.errors import ConfigError, TbactlError
 
@@ -20,7 +21,6 @@ NAMED: tuple[tuple[KeyPath, str], ...] = (
     (("trainer", "kind"), "tbactl.learners"),
     (("objective", "kind"), "tbactl.objectives"),
 )
-TASK_PREFIX = "task:"
 
 
 def registered_problems(
@@ -51,7 +51,7 @@ def _task_problems(name: str, options: Any) -> Iterator[Problem]:
     if not isinstance(options, dict):
         return
     try:
-        registry.load("tbactl.tasks", name)(options).close()
+        build_task(name, options).close()
     except TbactlError as error:
         sentences = error.problems if isinstance(error, ConfigError) else (str(error),)
         for sentence in sentences:
@@ -60,23 +60,19 @@ def _task_problems(name: str, options: Any) -> Iterator[Problem]:
 
 def _option_problem(sentence: str, options: dict[str, Any]) -> Problem:
     # The line of the option that the task names, where it names one.
-    prefix = "" if sentence.startswith("task.options") else "task.options: "
-    named = next((option for option in options if f"'{option}'" in sentence or f"{option} " in sentence), None)
+    prefix = "task.options"
+    named = next((option for option in options if f"'{option}'" in sentence or f"{prefix}.{option}" in sentence), None)
     path: KeyPath = ("task", "options") if named is None else ("task", "options", named)
-    return Problem(path, f"{prefix}{sentence}")
+    return Problem(path, sentence if sentence.startswith(prefix) else f"{prefix}: {sentence}")
 
 
 def _policy_problems(task: str, policy: Any) -> Iterator[Problem]:
     if not isinstance(policy, str):
         return
     path: KeyPath = ("policy", "path")
-    if policy.startswith(TASK_PREFIX):
-        find = getattr(registry.load("tbactl.tasks", task), "policy_path", None)
-        if find is None:
-            yield Problem(path, f"policy.path = '{policy}': the task '{task}' ships no policy; give a directory.")
-            return
+    if policy.startswith(POLICY_PREFIX):
         try:
-            find(policy.removeprefix(TASK_PREFIX))
+            shipped_policy(task, policy)
         except TbactlError as error:
             yield Problem(path, f"policy.path = '{policy}': {error}")
     elif policy.startswith(("/", "./", "../", "~")) and not Path(policy).expanduser().is_dir():

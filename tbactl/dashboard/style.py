@@ -19,7 +19,7 @@ def framed(content: RenderableType, *, title: str, width: int, height: int) -> P
     """A panel in the common frame; `height` includes the frame."""
     return Panel(
         content,
-        title=Text(title, style="bold"),
+        title=Text(title, style="bold default"),
         title_align="left",
         box=box.ROUNDED,
         border_style=FRAME,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from tbactl.protocols import Engine, FinishedRequest, GenerationRequest
 from tbactl.types import Completion, Prompt, SamplingParams
 
-_PREFIX = "generate"
+logger = logging.getLogger(__name__)
 
 
 def generate(
@@ -16,6 +17,7 @@ def generate(
     num_completions: int,
     sampling: SamplingParams,
     *,
+    name: str = "generate",
     seed: int | None = None,
     on_other: Callable[[FinishedRequest], None] | None = None,
     on_step: Callable[[], None] = lambda: None,
@@ -27,6 +29,7 @@ def generate(
         prompts: texts.
         num_completions: for each prompt.
         sampling: of all of them.
+        name: what the ids of its requests begin with; no other request of the engine may.
         seed: makes each completion independent of what else runs; None: the engine's own stream.
         on_other: takes a finished request that is not of this call.
         on_step: called after each step; raise to give up.
@@ -36,14 +39,14 @@ def generate(
         `finish_reason` "abort".
     """
     answers: dict[str, Completion | None] = {}
-    names = [[f"{_PREFIX}-{i}-{k}" for k in range(num_completions)] for i in range(len(prompts))]
+    names = [[f"{name}-{i}-{k}" for k in range(num_completions)] for i in range(len(prompts))]
     for i, prompt in enumerate(prompts):
         token_ids = engine.encode(prompt.text)
-        for k, name in enumerate(names[i]):
-            answers[name] = None
+        for k, request_id in enumerate(names[i]):
+            answers[request_id] = None
             engine.submit(
                 GenerationRequest(
-                    request_id=name,
+                    request_id=request_id,
                     prompt_token_ids=token_ids,
                     sampling=sampling,
                     seed=None if seed is None else request_seed(seed, i, k),
@@ -59,8 +62,11 @@ def generate(
             elif on_other is not None:
                 on_other(finished)
         on_step()
+    num_failed = sum(completion is None for completion in answers.values())
+    if num_failed:
+        logger.warning("%s num_failed=%d of %d: they count as empty", name, num_failed, len(answers))
     failed = Completion(token_ids=(), logprobs=(), text="", finish_reason="abort")
-    return [[answers[name] or failed for name in row] for row in names]
+    return [[answers[request_id] or failed for request_id in row] for row in names]
 
 
 def request_seed(seed: int, position: int, number: int) -> int:

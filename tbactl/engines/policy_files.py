@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers import (
     AutoConfig,
@@ -58,20 +60,16 @@ def load_tokenizer(config: EngineConfig) -> PreTrainedTokenizerBase:
 
 def stop_token_ids(config: EngineConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Tokens that end a completion: the tokenizer's EOS, and those of generation_config.json."""
-    found = {int(tokenizer.eos_token_id)}
+    eos: Any = tokenizer.eos_token_id
     try:
-        more = GenerationConfig.from_pretrained(config.policy_directory).eos_token_id
+        more: Any = GenerationConfig.from_pretrained(config.policy_directory).eos_token_id
     except OSError:  # it has no such file
         more = None
-    if more is not None:
-        found.update([more] if isinstance(more, int) else more)
-    return frozenset(found)
+    return frozenset([eos, *([] if more is None else [more] if isinstance(more, int) else more)])
 
 
 def parameter_shapes(config: EngineConfig) -> dict[str, tuple[int, ...]]:
     """Shapes of all parameters under their Hugging Face names, tied ones included; no memory is allocated."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            load_model_config(config), trust_remote_code=config.trust_remote_code
-        )
+        model = AutoModelForCausalLM.from_config(load_model_config(config), trust_remote_code=config.trust_remote_code)
     return shapes_of(model.state_dict())

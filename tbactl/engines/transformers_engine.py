@@ -22,7 +22,8 @@ from tbactl.config.sections import Section
 from tbactl.engines.policy_files import load_model_config, load_tokenizer, stop_token_ids
 from tbactl.protocols import FinishedRequest, GenerationRequest
 from tbactl.types import Completion, FinishReason
-from tbactl.weight_sync.weights_file import check_shapes, copy_into, fingerprint, mapped_weights, shapes_of
+from tbactl.weight_sync.fingerprint import fingerprint
+from tbactl.weight_sync.weights_file import check_shapes, copy_into, mapped_weights, shapes_of
 
 
 class TransformersOptions(Section):
@@ -84,9 +85,8 @@ class TransformersEngine:
         return tuple(self._tokenizer.encode(text))
 
     def submit(self, request: GenerationRequest) -> None:
-        length = len(request.prompt_token_ids)
-        if not 0 < length < self._config.max_model_tokens:
-            error = f"the prompt has {length} tokens; at least 1 and less than {self._config.max_model_tokens} fit"
+        error = self._config.prompt_problem(request.prompt_token_ids)
+        if error is not None:
             self._rejected.append(FinishedRequest(request_id=request.request_id, completion=None, error=error))
             return
         generator = None if request.seed is None else torch.Generator(self._device).manual_seed(request.seed)

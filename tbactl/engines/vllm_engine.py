@@ -28,6 +28,7 @@ from vllm.config import WeightTransferConfig
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensInput, tokens_input
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
@@ -38,8 +39,9 @@ from tbactl.config.sections import PositiveInt, Section
 from tbactl.engines.policy_files import load_model_config, parameter_shapes
 from tbactl.errors import ChildFailedError
 from tbactl.protocols import FinishedRequest, GenerationRequest
-from tbactl.types import Completion, SamplingParams
-from tbactl.weight_sync.weights_file import check_shapes, fingerprint, mapped_weights
+from tbactl.types import Completion
+from tbactl.weight_sync.fingerprint import fingerprint
+from tbactl.weight_sync.weights_file import check_shapes, mapped_weights
 
 _BACKEND = "tbactl-mapped-file"
 # Room for the sequences of a probe beside a full load: a check must not wait for a completion to end.
@@ -85,7 +87,8 @@ class VllmEngine:
         self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         # It warns at every reload of layers that have nothing to load; what was not loaded is checked below.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
-        _restore("LD_PRELOAD", preloaded)  # vLLM sets it for workers, of which there are none; a task's would inherit it
+        # vLLM sets it for its workers, of which there are none; those of a task would inherit it.
+        _restore("LD_PRELOAD", preloaded)
         if arguments["enforce_eager"]:
             torch.compiler.set_stance("force_eager")
         self._tokenizer: Any = self._engine.get_tokenizer()
@@ -99,14 +102,17 @@ class VllmEngine:
 
     def submit(self, request: GenerationRequest) -> None:
         assert request.request_id not in self._first_versions, request.request_id
-        try:
-            self._engine.add_request(
-                request.request_id, self._prompt(request.prompt_token_ids), _vllm_sampling(request)
-            )
-        except ValueError as error:  # too long, empty, out of range: this request's fault only
-            self._stashed.append(FinishedRequest(request_id=request.request_id, completion=None, error=str(error)))
-        else:
-            self._first_versions[request.request_id] = self.policy_version
+        error = self._config.prompt_problem(request.prompt_token_ids)
+        if error is None:
+            try:
+                self._engine.add_request(
+                    request.request_id, self._prompt(request.prompt_token_ids), self._sampling(request)
+                )
+                self._first_versions[request.request_id] = self.policy_version
+            except (ValueError, VLLMValidationError) as refusal:  # a token id out of range, say
+                error = str(refusal)
+        if error is not None:
+            self._stashed.append(FinishedRequest(request_id=request.request_id, completion=None, error=error))
 
     def step(self) -> list[FinishedRequest]:
         finished, self._stashed = self._stashed, []
@@ -164,6 +170,21 @@ class VllmEngine:
 
     def _prompt(self, token_ids: tuple[int, ...]) -> TokensInput:
         return tokens_input(list(token_ids), cache_salt=f"version-{self.policy_version}")
+
+    def _sampling(self, request: GenerationRequest) -> VllmSamplingParams:
+        sampling = request.sampling
+        is_greedy = sampling.temperature == 0.0
+        return VllmSamplingParams(
+            max_tokens=min(sampling.max_new_tokens, self._config.max_model_tokens - len(request.prompt_token_ids)),
+            min_tokens=sampling.min_new_tokens,
+            temperature=sampling.temperature,
+            top_p=1.0 if is_greedy else sampling.top_p,
+            seed=None if is_greedy else request.seed,
+            logprobs=0,  # of the sampled token only
+            flat_logprobs=True,
+            detokenize=False,  # once at the end is cheaper than at every token
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
 
     def _advance(self) -> list[FinishedRequest]:
         finished = []
@@ -234,22 +255,6 @@ def _kv_cache_bytes(model_config: Any, config: EngineConfig, *, num_sequences: i
     token_bytes = 2 * model_config.num_hidden_layers * num_kv_heads * head_size * element_bytes
     needed = token_bytes * num_sequences * (config.max_model_tokens + 1)
     return min(max(needed, _MIN_KV_CACHE_BYTES), _MAX_KV_CACHE_BYTES)
-
-
-def _vllm_sampling(request: GenerationRequest) -> VllmSamplingParams:
-    sampling: SamplingParams = request.sampling
-    is_greedy = sampling.temperature == 0.0
-    return VllmSamplingParams(
-        max_tokens=sampling.max_new_tokens,
-        min_tokens=sampling.min_new_tokens,
-        temperature=sampling.temperature,
-        top_p=1.0 if is_greedy else sampling.top_p,
-        seed=None if is_greedy else request.seed,
-        logprobs=0,  # of the sampled token only
-        flat_logprobs=True,
-        detokenize=False,  # once at the end is cheaper than at every token
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
 
 
 def _flat(logprobs: Any) -> list[float]:

@@ -7,7 +7,6 @@ import json
 import logging
 import time
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tbactl import registry
 from tbactl.checkpoints.resolve import resolved_policy
 from tbactl.config.engine import EngineConfig
 from tbactl.config.evaluation import EvaluationConfig
+from tbactl.config.tasks import build_task
 from tbactl.engines.generate import generate
 from tbactl.errors import ConfigError
 from tbactl.protocols import Engine, Task
@@ -25,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 # Sequences that advance together. More fills the cores no better and takes memory.
 MAX_CONCURRENT_SEQUENCES = 128
-# Held-out prompts of a split without end, when no limit is given.
-DEFAULT_LIMIT = 500
 
 
 def evaluate(config: EvaluationConfig) -> dict[str, Any]:
@@ -37,7 +35,7 @@ def evaluate(config: EvaluationConfig) -> dict[str, Any]:
         CheckpointError: there is no policy at `config.checkpoint`.
         TaskError: the task's data cannot be read.
     """
-    task: Task = registry.load("tbactl.tasks", config.task.kind)(task_options(config))
+    task = build_task(config.task.kind, task_options(config))
     try:
         with resolved_policy(config.checkpoint, task=task) as policy, _engine(config, policy) as engine:
             if config.harness == "lm-eval":
@@ -111,7 +109,7 @@ def _by_harness(config: EvaluationConfig, *, task: Task, engine: Engine, policy:
     # lm-eval is an extra of its own, and slow to import.
     from tbactl.evaluation.lm_eval_adapter import own_task, run
 
-    prompts = list(islice(task.prompts("test", seed=config.seed), config.limit or DEFAULT_LIMIT))
+    prompts = task.evaluation_prompts(limit=config.limit, seed=config.seed)
     results = run(
         engine,
         [own_task(task, prompts, max_new_tokens=config.max_new_tokens)],

@@ -103,7 +103,9 @@ TRAINER_WORDS = _words(
     "f_samples_per_insert",
     "f_reward_low",  # range of the reward histogram
     "f_reward_high",
-    *(f"staleness_bin_{i}" for i in range(NUM_STALENESS_BINS)),  # trajectories in the buffer i versions old; last: older
+    *(
+        f"staleness_bin_{i}" for i in range(NUM_STALENESS_BINS)
+    ),  # trajectories in the buffer i versions old; last: older
     *(f"reward_bin_{i}" for i in range(NUM_REWARD_BINS)),
 )
 SEARCHER_WORDS = _words(
@@ -136,7 +138,7 @@ SEARCHER_WORDS = _words(
 class Slot:
     """One process's row of the page."""
 
-    def __init__(self, words: memoryview, floats: memoryview, names: tuple[str, ...]) -> None:
+    def __init__(self, words: memoryview, floats: memoryview[float], names: tuple[str, ...]) -> None:
         self._words = words
         self._floats = floats
         self._index: Mapping[str, int] = {name: i for i, name in enumerate(names)}
@@ -204,7 +206,9 @@ class ControlPage:
             os.pwrite(descriptor, struct.pack("<4Q", MAGIC, LAYOUT_VERSION, num_trainer_ranks, num_searchers), 0)
         except OSError as error:
             path.unlink()
-            raise CapacityError(f"cannot allocate {size} bytes for the control page {path}: {error.strerror}.") from error
+            raise CapacityError(
+                f"cannot allocate {size} bytes for the control page {path}: {error.strerror}."
+            ) from error
         finally:
             os.close(descriptor)
         return cls.open(path)

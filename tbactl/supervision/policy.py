@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tbactl.config.sections import PolicySection, RunConfig
+from tbactl.config.tasks import POLICY_PREFIX, shipped_policy
 from tbactl.errors import ConfigError
-from tbactl.registry import load
 
-TASK_PREFIX = "task:"
 BYTES_PER_PARAMETER = {"float32": 4, "bfloat16": 2}
 MAX_HEADER_BYTES = 100 * 2**20
 
@@ -23,14 +22,10 @@ def resolve_policy(config: RunConfig) -> Path:
         ConfigError: `task:NAME` names a policy that the task does not ship.
     """
     path = config.policy.path
-    if not path.startswith(TASK_PREFIX):
+    if not path.startswith(POLICY_PREFIX):
         directory = Path(path).expanduser()
         return directory.resolve() if directory.is_dir() else Path(path)
-    task_class = load("tbactl.tasks", config.task.kind)
-    find = getattr(task_class, "policy_directory", None)
-    if find is None:
-        raise ConfigError(f"policy.path = '{path}': the task '{config.task.kind}' ships no policy; give a directory.")
-    return Path(find(path.removeprefix(TASK_PREFIX)))
+    return shipped_policy(config.task.kind, path)
 
 
 def published_bytes(policy: PolicySection, *, directory: Path) -> int:

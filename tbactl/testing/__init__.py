@@ -1,0 +1,1 @@
+"""What ships for tests, of tbactl and of third parties: fakes, faults, conformance suites."""

@@ -4,8 +4,8 @@
     for check in CHECKS:
         check(under_test)
 
-The policy must be small, in float32, and stop now and then (a few per cent of its tokens are EOS); `max_model_tokens` must
-be at least 160. Checks raise AssertionError. They leave the engine idle, with whatever weights they loaded last.
+The policy must be small, in float32, and stop now and then (a few per cent of its tokens are EOS); `max_model_tokens`
+must be at least 160. Checks raise AssertionError. They leave the engine idle, with whatever weights they loaded last.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from tbactl.config.engine import EngineConfig
 from tbactl.errors import ChildFailedError
 from tbactl.protocols import Engine, FinishedRequest, GenerationRequest
 from tbactl.types import Completion, SamplingParams
-from tbactl.weight_sync.weights_file import fingerprint, write_safetensors
+from tbactl.weight_sync.fingerprint import fingerprint
+from tbactl.weight_sync.weights_file import write_safetensors
 
 TOLERANCE = 1e-3
 MIN_MODEL_TOKENS = 160

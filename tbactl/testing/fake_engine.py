@@ -72,7 +72,6 @@ class FakeEngine:
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request."""
         assert not self._is_closed, "the engine is closed"
-        assert request.prompt_token_ids, "a prompt has at least one token"
         known = {waiting.request_id for waiting in self._waiting} | {run.request.request_id for run in self._running}
         assert request.request_id not in known, f"request {request.request_id} was submitted twice"
         self._num_submitted += 1
@@ -135,10 +134,7 @@ class FakeEngine:
         if request.request_id in self._doomed:
             self._doomed.remove(request.request_id)
             return "injected failure of this request"
-        limit = self._config.max_model_tokens
-        if len(request.prompt_token_ids) >= limit:
-            return f"the prompt has {len(request.prompt_token_ids)} tokens, the limit is {limit} with the completion"
-        return None
+        return self._config.prompt_problem(request.prompt_token_ids)
 
     def _advance(self, running: _Running) -> FinishReason | None:
         sampling = running.request.sampling

@@ -35,7 +35,7 @@ class FakeLearnerOptions(Section):
     """Time one update takes at least."""
     start_seconds: NonNegativeFloat = 0.0
     """Time the constructor takes at least."""
-    learning_rate: PositiveFloat = 0.3
+    learning_rate: PositiveFloat = 1.0
     """Of the logits."""
     momentum: Fraction = 0.5
     """Of the gradient; part of what a resume must restore."""

@@ -6,6 +6,7 @@ import math
 import random
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from tbactl.errors import TaskError
 from tbactl.protocols import Generate
@@ -13,6 +14,7 @@ from tbactl.types import Completion, EvaluationResult, Prompt, Reward, SamplingP
 
 # Prompts of the splits are told apart by their ids.
 FIRST_ID = {"train": 0, "test": 10_000_000}
+NUM_EVALUATED = 100
 
 
 class FakeTask:
@@ -52,11 +54,14 @@ class FakeTask:
         time.sleep(self._score_seconds)
         return [self._score_one(number, completion.text) for number, completion in enumerate(completions, start=1)]
 
+    def evaluation_prompts(self, *, limit: int, seed: int) -> list[Prompt]:
+        """Test prompts; 100 where no limit is given."""
+        return list(islice(self.prompts("test", seed=seed), limit or NUM_EVALUATED))
+
     def evaluate(self, generate: Generate, *, limit: int, seed: int, policy_version: int) -> EvaluationResult:
         """Mean reward at temperature 1 on test prompts, with a normal 95 % interval."""
         started_s = time.monotonic()
-        stream = self.prompts("test", seed=seed)
-        prompts = [next(stream) for _ in range(limit or 100)]
+        prompts = self.evaluation_prompts(limit=limit, seed=seed)
         answers = generate(prompts, 1, SamplingParams(max_new_tokens=self._max_new_tokens))
         values = [self._score_one(1, completions[0].text).value for completions in answers]
         mean = sum(values) / len(values)

@@ -1,0 +1,1 @@
+"""From trajectory groups to optimizer steps: the process that learns."""

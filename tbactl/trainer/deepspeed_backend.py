@@ -3,8 +3,8 @@
 What it hides:
 - Accumulation is ours: micro-batches of a step differ in number, so the boundary is set by hand and losses are not
   divided by a number of accumulation steps.
-- DeepSpeed averages gradients over ranks; our losses already add up to the mean over the whole step. So a rank's loss is
-  multiplied by the number of ranks.
+- DeepSpeed averages gradients over ranks; our losses already add up to the mean over the whole step. So a rank's loss
+  is multiplied by the number of ranks.
 - The learning-rate schedule moves after the optimizer step: the first update uses its first value, not its second.
 """
 
@@ -28,17 +28,16 @@ from deepspeed.utils.tensor_fragment import fragment_address, tensor_fragment
 from torch import Tensor
 from transformers import get_scheduler
 
+from tbactl.checkpoints.consolidate import SHARDS
 from tbactl.config.sections import RunConfig
 from tbactl.errors import CheckpointError, TbactlError
 from tbactl.trainer.collate import MicroBatch
 from tbactl.trainer.scoring import ScoringModel
 
-# An extension for all-reduces of several ranks through shared memory. It takes a compiler and a minute, and its segments
-# would not be ours to remove; gloo does the work.
+# An extension for all-reduces of several ranks through shared memory. It takes a compiler and a minute, and its
+# segments would not be ours to remove; gloo does the work.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
-# Everything lies under this name in the learner's directory of a checkpoint.
-TAG = "deepspeed"
 ADAM_EPSILON = 1e-8
 
 # What DeepSpeed pickles besides tensors and plain values.
@@ -152,7 +151,7 @@ class DeepSpeedBackend:
     def save(self, directory: Path) -> None:
         """Write weights, optimizer and schedule in DeepSpeed's form."""
         with _quiet():
-            self._engine.save_checkpoint(str(directory), tag=TAG, save_latest=False)
+            self._engine.save_checkpoint(str(directory), tag=SHARDS, save_latest=False)
 
     def load(self, directory: Path) -> None:
         """The reverse of `save`. Only tensors and plain values are unpickled.
@@ -162,7 +161,7 @@ class DeepSpeedBackend:
         """
         with _weights_only(), _quiet():
             try:
-                path, _ = self._engine.load_checkpoint(str(directory), tag=TAG)
+                path, _ = self._engine.load_checkpoint(str(directory), tag=SHARDS)
             except Exception as error:
                 raise CheckpointError(
                     f"{directory}: DeepSpeed cannot load it: {type(error).__name__}: {error}. Number of ranks and "
@@ -219,8 +218,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
 
 
 def accelerator_device() -> torch.device:

@@ -17,14 +17,10 @@ The last token of a completion predicts nothing, so the shared layout leaves it 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tbactl.types import TrajectoryGroup
-
-# Attention to so many keys costs about as much as the rest of the model does for a token (more in wider models).
-ATTENTION_KEYS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +55,11 @@ class Packing:
 
 
 def pack(groups: Sequence[TrajectoryGroup]) -> Packing:
-    """Place completions in rows, each group by itself; of some lengths of rows the one that costs least is taken."""
-    longest = max((_segment_tokens(group, j) for group in groups for j in range(len(group.trajectories))), default=0)
-    total = max((sum(_segment_tokens(group, j) for j in range(len(group.trajectories))) for group in groups), default=0)
-    most = max((len(group.trajectories) for group in groups), default=0)
-    lengths = {longest} | {math.ceil(total / num_rows) for num_rows in range(1, most + 1)}
-    return min((_first_fit(groups, row_tokens=n) for n in sorted(lengths) if n >= longest), key=_cost)
+    """Place completions in rows as long as the longest of them: each group by itself, first fit, longest first.
 
-
-def _cost(packing: Packing) -> float:
-    keys = packing.prompt_tokens + packing.row_tokens
-    return len(packing.row_groups) * packing.row_tokens * (1 + keys / ATTENTION_KEYS)
-
-
-def _first_fit(groups: Sequence[TrajectoryGroup], *, row_tokens: int) -> Packing:
-    """Longest completion first, each into the first row of its group that has room."""
+    Longer rows would hold a little less filler, but their attention costs what that saves (measured).
+    """
+    row_tokens = max((_segment_tokens(group, j) for group in groups for j in range(len(group.trajectories))), default=0)
     segments: list[Segment] = []
     row_groups: list[int] = []
     num_trajectories = 0
@@ -134,9 +120,7 @@ def plan_micro_batches(
     """
     assert len(groups) >= num_ranks, f"{len(groups)} groups cannot be dealt to {num_ranks} ranks"
     dealt = _deal(groups, num_ranks=num_ranks, shares_prompt=shares_prompt)
-    plans = [
-        _divide(groups, share, budget_tokens=budget_tokens, shares_prompt=shares_prompt) for share in dealt
-    ]
+    plans = [_divide(groups, share, budget_tokens=budget_tokens, shares_prompt=shares_prompt) for share in dealt]
     most = max(len(plan) for plan in plans)
     return [plan + [[]] * (most - len(plan)) for plan in plans]
 

@@ -19,13 +19,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tbactl import registry
+from tbactl.checkpoints.consolidate import FACTS_FILE, POLICY_CONFIG
 from tbactl.config.layout import ProcessConfig
 from tbactl.errors import CheckpointError
 from tbactl.ipc.codec import decode, encode
 from tbactl.objectives.batch import Objective, ObjectiveBatch
 from tbactl.objectives.metrics import Metric, reduce_metrics
 from tbactl.protocols import ProbeBatch
-from tbactl.trainer.collate import MicroBatch, collate
+from tbactl.trainer.collate import collate
 from tbactl.trainer.deepspeed_backend import DeepSpeedBackend, accelerator_device
 from tbactl.trainer.layout import plan_micro_batches
 from tbactl.trainer.policy import LoadedPolicy, export_policy, load_policy
@@ -34,12 +35,11 @@ from tbactl.trainer.reference import ReferenceScorer
 from tbactl.trainer.scoring import ScoringModel, check_scoring, score_only_group
 from tbactl.trainer.timing import Stopwatch
 from tbactl.types import TrajectoryGroup
+from tbactl.weight_sync.weights_file import write_safetensors
 
 logger = logging.getLogger(__name__)
 
 RNG_FILE = "torch_rng.safetensors"
-STEPS_FILE = "learner.json"
-POLICY_CONFIG = "policy_config"
 
 
 class DeepSpeedLearner:
@@ -114,9 +114,7 @@ class DeepSpeedLearner:
     def write_weights(self, path: Path) -> None:
         """Write all parameters as one safetensors file."""
         self._ranks.send(Command(name="collect"))
-        # Tied tensors share memory, which safetensors refuses: each name gets its own.
-        weights = {name: tensor.clone().contiguous() for name, tensor in self._collect().items()}
-        save_file(weights, path, metadata={"format": "pt"})
+        write_safetensors(path, self._collect())
 
     def save(self, directory: Path) -> None:
         """Write what an exact resume needs, and the policy's config and tokenizer beside it."""
@@ -198,7 +196,8 @@ class DeepSpeedLearner:
             "trainer/learning_rate/value": report.learning_rate,
             "trainer/micro_batches/sum": float(len(plan)),
             "trainer/forward_tokens/sum": float(num_tokens),
-            "trainer/reference_computed/share": (self._reference.num_computed - before[0]) / max(1, self._reference.num_asked - before[1]),
+            "trainer/reference_computed/share": (self._reference.num_computed - before[0])
+            / max(1, self._reference.num_asked - before[1]),
             **{f"trainer/{name}_s/sum": seconds for name, seconds in watch.seconds.items()},
         }
 
@@ -224,12 +223,14 @@ class DeepSpeedLearner:
             loss, metrics = self._objective(objective_batch)
         with watch.measure("backward"):
             self._backend.backward(loss, is_last=is_last)
-        return metrics | _length_metrics(groups, batch), batch.rows.num_tokens
+        return metrics, batch.rows.num_tokens
 
     def _pass_empty(self, groups: Sequence[TrajectoryGroup], *, is_last: bool) -> None:
         """A pass without a loss, for ranks with fewer micro-batches than others: collectives must match."""
         smallest = min(groups, key=lambda group: len(group.prompt_token_ids))
-        batch = collate([score_only_group(list(smallest.prompt_token_ids[:1]), [[0]])], shares_prompt=self._shares_prompt)
+        batch = collate(
+            [score_only_group(list(smallest.prompt_token_ids[:1]), [[0]])], shares_prompt=self._shares_prompt
+        )
         self._backend.backward(0.0 * self._backend.logprobs(batch.to(self._backend.device)).sum(), is_last=is_last)
 
     def _probe(self, sequences: Sequence[tuple[tuple[int, ...], int]]) -> list[tuple[float, ...]]:
@@ -256,7 +257,7 @@ class DeepSpeedLearner:
             directory.mkdir(parents=True, exist_ok=True)
             self._policy.model.config.save_pretrained(directory / POLICY_CONFIG)
             self._policy.tokenizer.save_pretrained(directory / POLICY_CONFIG)
-            (directory / STEPS_FILE).write_text(json.dumps(self._facts(), indent=2) + "\n")
+            (directory / FACTS_FILE).write_text(json.dumps(self._facts(), indent=2) + "\n")
         self._ranks.barrier()
         self._backend.save(directory)
         save_file(_rng_states(), directory / f"rank{self._ranks.rank}-{RNG_FILE}")
@@ -268,10 +269,12 @@ class DeepSpeedLearner:
 
     def _load(self, directory: Path) -> None:
         try:
-            facts = json.loads((directory / STEPS_FILE).read_bytes())
+            facts = json.loads((directory / FACTS_FILE).read_bytes())
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{directory / STEPS_FILE}: cannot be read: {error}") from error
-        different = {name: (facts.get(name), value) for name, value in self._facts().items() if facts.get(name) != value}
+            raise CheckpointError(f"{directory / FACTS_FILE}: cannot be read: {error}") from error
+        different = {
+            name: (facts.get(name), value) for name, value in self._facts().items() if facts.get(name) != value
+        }
         if different:
             listing = "; ".join(f"{name} was {old}, is {new}" for name, (old, new) in different.items())
             raise CheckpointError(f"{directory} cannot be continued with these settings: {listing}.")
@@ -288,14 +291,6 @@ def _split(blob: bytes, sizes: Sequence[int]) -> list[TrajectoryGroup]:
         groups.append(group)
         start += size
     return groups
-
-
-def _length_metrics(groups: Sequence[TrajectoryGroup], batch: MicroBatch) -> dict[str, Metric]:
-    truncated = [t.completion.finish_reason == "length" for group in groups for t in group.trajectories]
-    return {
-        "objective/completion_tokens/mean": Metric.of(batch.completion_mask.sum(dim=1)),
-        "objective/truncated/share": Metric.of(torch.tensor(truncated)),
-    }
 
 
 def _rng_states() -> dict[str, Tensor]:

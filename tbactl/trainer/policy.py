@@ -57,7 +57,7 @@ def load_policy(section: PolicySection, *, directory: Path) -> LoadedPolicy:
 
 
 def remove_dropout(model: torch.nn.Module) -> None:
-    """Set every dropout probability to zero, those that attention functions read included. The config stays as it is."""
+    """Set every dropout probability to zero, those that attention functions read included; not in the config."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -91,10 +91,14 @@ def verify_export(directory: Path, *, weights: Mapping[str, Tensor]) -> None:
     dtype = next(iter(weights.values())).dtype
     model, info = AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, output_loading_info=True)
     found = model.state_dict()
-    problems = [f"{kind.replace('_', ' ')}: {', '.join(sorted(map(str, names))[:5])}" for kind, names in info.items() if names]
+    problems = [
+        f"{kind.replace('_', ' ')}: {', '.join(sorted(map(str, names))[:5])}" for kind, names in info.items() if names
+    ]
     names = sorted(found.keys() | weights.keys())
     different = [n for n in names if n not in found or n not in weights or not torch.equal(found[n], weights[n])]
     if different:
         problems.append(f"not as in the trainer: {', '.join(different[:5])}")
     if problems:
-        raise CheckpointError(f"{directory}: the exported policy does not load as it was written: {'; '.join(problems)}.")
+        raise CheckpointError(
+            f"{directory}: the exported policy does not load as it was written: {'; '.join(problems)}."
+        )

@@ -167,9 +167,10 @@ def _has_special_attention(policy: PreTrainedModel) -> bool:
 def _random_groups(*, vocabulary: int) -> list[TrajectoryGroup]:
     rng = random.Random(0)
     return [
-        score_only_group([rng.randrange(vocabulary) for _ in range(prompt)], [
-            [rng.randrange(vocabulary) for _ in range(length)] for length in lengths
-        ])
+        score_only_group(
+            [rng.randrange(vocabulary) for _ in range(prompt)],
+            [[rng.randrange(vocabulary) for _ in range(length)] for length in lengths],
+        )
         for prompt, lengths in ((3, (1, 5, 2)), (6, (4, 2, 3)))
     ]
 

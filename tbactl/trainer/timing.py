@@ -16,11 +16,11 @@ class Stopwatch:
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
         """Add the duration of the block, also of one that fails."""
-        start = time.process_time()
+        start = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def take(self) -> dict[str, float]:
         """What was added up since the last call."""

@@ -22,7 +22,7 @@ class PublishedWeights:
 
     version: int
     fingerprint: str
-    """Of the safetensors file; see `weights_file.fingerprint`."""
+    """Of the safetensors file; see `fingerprint.py`."""
     size_bytes: int
     probe: tuple[tuple[tuple[int, ...], int], ...]
     """Sequences whose log-probs both sides compute: (token ids, prompt length) each."""

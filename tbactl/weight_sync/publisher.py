@@ -1,4 +1,4 @@
-"""The trainer's side: write a version under a temporary name, rename it, describe it. Once, for any number of searchers."""
+"""The trainer's side: write a version under a temporary name, rename it, describe it; once for all searchers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 
 from tbactl.errors import CapacityError
 from tbactl.protocols import ProbeBatch
+from tbactl.weight_sync.fingerprint import fingerprint
 from tbactl.weight_sync.published import (
     PublishedWeights,
     description_path,
@@ -18,7 +19,6 @@ from tbactl.weight_sync.published import (
     weights_path,
     write_description,
 )
-from tbactl.weight_sync.weights_file import fingerprint
 
 
 def publish(

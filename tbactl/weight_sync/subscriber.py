@@ -24,7 +24,7 @@ class SyncReport:
     seconds: float
     """For loading and checking."""
     max_logprob_difference: float
-    """Largest |searcher - trainer| over all probe tokens, nats; infinite where either is not a number; 0 without probe."""
+    """Largest |searcher - trainer| over all probe tokens, nats; infinite where one is not a number; 0 without probe."""
     alarms: tuple[str, ...]
     """What looks wrong, one sentence each; also logged."""
 
@@ -96,19 +96,20 @@ class Subscriber:
         alarms = []
         if fingerprint != published.fingerprint:
             alarms.append(
-                f"the loaded weights have fingerprint {fingerprint}, the published ones {published.fingerprint}: the file "
-                f"was damaged or exchanged."
+                f"the loaded weights have fingerprint {fingerprint}, the published ones {published.fingerprint}: "
+                f"the file was damaged or exchanged."
             )
         last = self._last
         if last is not None and last.version != published.version and last.fingerprint == published.fingerprint:
             alarms.append(
-                f"the weights are identical to those of version {last.version}: the trainer does not learn, or publishes "
-                f"something it does not train."
+                f"the weights are identical to those of version {last.version}: the trainer does not learn, or "
+                f"publishes something it does not train."
             )
         if not difference <= self._max_difference:
             alarms.append(
                 f"log-probs differ from the trainer's by up to {difference:.3g} nats "
-                f"(sync.max_logprob_difference = {self._max_difference:g}): the engine does not hold the trainer's policy."
+                f"(sync.max_logprob_difference = {self._max_difference:g}): the engine does not hold the trainer's "
+                f"policy."
             )
         return alarms
 

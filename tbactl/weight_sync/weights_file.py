@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-import xxhash
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -43,16 +41,6 @@ def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> None:
     save_file(own, path)
 
 
-def fingerprint(path: Path) -> str:
-    """XXH3 (128 bits, hexadecimal) of a weights file: names, types, shapes and bytes of all tensors.
-
-    The check is against torn, stale and mixed-up files, not against forgery. XXH3 runs at memory speed, about ten times
-    faster than BLAKE2, which would cost seconds at every sync of a model of a few billion parameters.
-    """
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
-        return xxhash.xxh3_128_hexdigest(mapping)
-
-
 @contextmanager
 def mapped_weights(path: Path) -> Iterator[tuple[dict[str, tuple[int, ...]], Iterator[tuple[str, Tensor]]]]:
     """Map a weights file read-only: shapes by name, and an iterator over (name, tensor), valid inside the block."""
@@ -83,8 +71,8 @@ def check_shapes(path: Path, *, found: Shapes, expected: Shapes) -> None:
     if wrong:
         more = f", and {len(wrong) - _MAX_NAMED} more" if len(wrong) > _MAX_NAMED else ""
         raise ChildFailedError(
-            f"{path.name} does not fit the engine's model: {'; '.join(wrong[:_MAX_NAMED])}{more}. The trainer must publish "
-            f"the whole state dictionary of the same architecture, tied parameters included."
+            f"{path.name} does not fit the engine's model: {'; '.join(wrong[:_MAX_NAMED])}{more}. The trainer must "
+            f"publish the whole state dictionary of the same architecture, tied parameters included."
         )
 
 

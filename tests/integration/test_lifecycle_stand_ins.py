@@ -1,5 +1,6 @@
 """The supervisor with stand-in children: real processes, signals and shared memory, no engine and no learner."""
 
+import contextlib
 import json
 import os
 import signal
@@ -11,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from tbactl.errors import ConfigError
+from tbactl.supervision import supervisor
 from tbactl.supervision.identity import processes_with
 from tbactl.supervision.placement import RUN_VARIABLE
 from tbactl.supervision.stop import request_stop
-from tests.support.supervised_run import supervised_run
+from tests.support.supervise import stand_in_argv
+from tests.support.supervised_run import stand_in_config, supervised_run
 
 FOREVER = {"max_steps": 10_000_000}
 FAST_BEATS = {"heartbeat_timeout_s": 1.0, "restart_backoff_s": 0.1, "stop_grace_s": 3.0}
@@ -152,6 +155,34 @@ def test_searcher_whose_loop_hangs_leaves_its_stacks_in_its_log_and_is_replaced(
         assert "main loop has not moved" in run.events("child_stalled")[0]["details"]["reason"]
         assert "in turn" in (run.layout.logs / "latest" / "searcher-0.log").read_text()
         run.assert_nothing_left()
+
+
+def test_searcher_that_never_loads_new_weights_is_replaced(tmp_path: Path):
+    options = {"never_load": True, "once": True, "only": 1}
+    with supervised_run(
+        tmp_path,
+        trainer={"options": {"step_seconds": 0.1}},
+        searchers={"engine_options": options},
+        sync={"acknowledge_timeout_s": 1.0},
+    ) as run:
+        assert run.wait() == 0
+        (event,) = run.events("child_stalled")
+        assert event["process"] == "searcher-1" and "has not loaded policy version" in event["details"]["reason"]
+        run.assert_nothing_left()
+
+
+def test_broken_view_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class BrokenView:
+        def update(self) -> None:
+            raise ValueError("cannot draw")
+
+    monkeypatch.setattr(supervisor, "open_view", lambda *a, **k: contextlib.nullcontext(BrokenView()))
+    config = stand_in_config(tmp_path, trainer={"max_steps": 5})
+    options = {"recipe_name": "test", "profile": "cpu", "resume": None, "plain": True, "argv_for": stand_in_argv}
+    assert supervisor.run_to_end(config, **options, shm_root=tmp_path) == 0
+    events = [json.loads(line) for line in (tmp_path / "runs" / "latest" / "events.jsonl").read_text().splitlines()]
+    failures = [event for event in events if event["kind"] == "view_failed"]
+    assert [event["details"]["error"] for event in failures] == ["ValueError: cannot draw"]
 
 
 def test_interrupt_ends_with_a_checkpoint_and_130_in_time(tmp_path: Path):

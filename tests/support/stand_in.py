@@ -1,7 +1,8 @@
 """A child process without an engine or a learner: it speaks only the control page's language, and fails on request.
 
 `trainer.options` and `searchers.engine_options` may hold: step_seconds, load_seconds, exit_while_loading (code),
-exit_after (steps), exit_code, hang_after (steps), idle_after (steps: alive, but nothing gets on), ignore_stop, ignore_sigterm, once (only in the first life).
+exit_after (steps), exit_code, hang_after (steps), idle_after (steps: alive, but nothing gets on), never_evaluate, never_load,
+ignore_stop, ignore_sigterm, only (this index), once (only in the first life).
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class StandIn:
             if self.is_idle():
                 continue
             version = self.page.trainer().get("published_version")
-            self.slot.set(loaded_version=version)
+            self.slot.set(loaded_version=0 if self.options.get("never_load") else version)
             self.slot.add(num_completions=8, tokens_generated=64)
             if self.config.index == 0 and not self.options.get("never_evaluate"):
                 self.evaluate(version)

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast, Qwen2Config
 from transformers import AutoModelForCausalLM as Models
+from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast, Qwen2Config
 
 Architecture = Literal["llama", "qwen2", "gpt_neox"]
 
@@ -67,7 +67,7 @@ def make_byte_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, clean_up_tokenization_spaces=False)
 
 
-def _config(architecture: Architecture, hidden_size: int, num_layers: int, eos_token_id: int) -> PreTrainedConfig:
+def _config(architecture: Architecture, hidden_size: int, num_layers: int, eos_token_id: Any) -> PreTrainedConfig:
     sizes: dict[str, Any] = {
         "vocab_size": VOCABULARY_SIZE,
         "hidden_size": hidden_size,

@@ -22,7 +22,7 @@ def test_the_task_in_writing_a_task_passes_the_conformance_suite() -> None:
     source = code_blocks(ROOT / "docs/writing-a-task.md", "python")[0]
     module = types.ModuleType("tbactl_reverse")
     exec(compile(source, "docs/writing-a-task.md", "exec"), module.__dict__)
-    task = module.ReverseTask({})
+    task = module.ReverseTask()
     assert isinstance(task, Task)
     assert check_task(task) == []
 

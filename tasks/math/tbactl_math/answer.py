@@ -35,7 +35,7 @@ Verdict = Literal["equal", "different", "undecided"]
 # Statements of an answer that are looked at, counted from the end.
 _MAX_STATEMENTS = 8
 
-_END_OF_TEXT = re.compile(r"</s>|<\|(?:endoftext|im_end|eot_id|end_of_text)\|>")
+_END_OF_TEXT = re.compile(r"</s>|</answer>|<\|(?:endoftext|im_end|eot_id|end_of_text)\|>")
 _NEXT_PROBLEM = re.compile(r"\n[ \t]{0,8}(?:\[MATH[ _]TASK\]|(?:Question|Problem|Q)[ \d]{0,4}:)")
 # GSM8K's solutions carry "<<48/2=24>>" before each result.
 _CALCULATOR_NOTE = re.compile(r"<<[^<>\n]{0,100}>>")
@@ -85,7 +85,7 @@ def compare(answer: Answer | None, gold: Answer | None) -> Verdict:
         return "equal" if _folded(answer.notation) == _folded(gold.notation) else "different"
     if canonical(answer.notation) == canonical(gold.notation):
         return "equal"
-    if gold.quantity and _is_no_number(answer):
+    if gold.quantity and ("=" in answer.notation or _is_no_number(answer)):
         return "different"
     if _BASE.search(answer.notation) or _BASE.search(gold.notation):
         return "different"

@@ -12,7 +12,7 @@ _BARE_BOX = re.compile(r"\\boxed\s{0,3}(?P<content>[-+]?\d[\d,.]{0,50})")
 
 _REMOVED = re.compile(
     r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|boldsymbol)(?![A-Za-z])\.?"
-    r"|(?<!\\)\\[()\[\]!]|(?<!\\)\$|\^\s?\{?\s?\\(?:circ|degree)(?![A-Za-z])\s?\}?|\\degree(?![A-Za-z])|\u00b0"
+    r"|\\pmod\s?\{[^{}]*\}|(?<!\\)\\[()\[\]!]|(?<!\\)\$|\^\s?\{?\s?\\(?:circ|degree)(?![A-Za-z])\s?\}?|\\degree(?![A-Za-z])|\u00b0"
 )
 _DIGIT_GROUP_SPACE = re.compile(r"(?<=\d)\\[,;: ]\s?(?=\d{3})")
 _SPACE = re.compile(r"(?<!\\)\\[,;: ]|\\q?quad(?![A-Za-z])|~|\s+")

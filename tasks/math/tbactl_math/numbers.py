@@ -168,6 +168,22 @@ def read_number(text: str) -> NumberToken | None:
     return NumberToken(0, match.end(), _quantity(match, negative=match["sign"] == "-"))
 
 
+_REPEATING = re.compile(r"(?P<sign>-?)(?P<whole>\d{0,50})\.(?P<head>\d{0,50})\\overline\s?\{(?P<cycle>\d{1,50})\}")
+
+
+def read_repeating_decimal(text: str) -> NumberToken | None:
+    r"""The repeating decimal that `text` begins with, like `0.1\overline{6}` for 1/6, or None."""
+    match = _REPEATING.match(text)
+    if match is None:
+        return None
+    # 0.1666... = (16 - 1) / 90
+    head = int(match["whole"] + match["head"] or 0)
+    difference = int(match["whole"] + match["head"] + match["cycle"]) - head
+    number = Fraction(difference, (10 ** len(match["cycle"]) - 1) * 10 ** len(match["head"]))
+    number = -number if match["sign"] else number
+    return NumberToken(0, match.end(), Quantity(number, number))
+
+
 def last_number(text: str) -> tuple[str, Quantity | None] | None:
     """The last number of a long text as (notation, quantity), or None when there is none."""
     end = 1 + max(text.rfind(digit) for digit in "0123456789")

@@ -16,6 +16,7 @@ from tbactl_math.numbers import (
     plain,
     read_number,
     read_number_words,
+    read_repeating_decimal,
 )
 
 Source = Literal["####", "boxed", "phrase", "whole", "formula", "last number", "gold"]
@@ -34,13 +35,14 @@ _IDENTIFIER = re.compile(r"(?:\\?[A-Za-z]+'?|[A-Za-z](?:_\{?\w{1,8}\}?|\(\w\)))"
 _MEMBERSHIP = re.compile(r"\s?\\?[A-Za-z]\s?\\in(?![A-Za-z])\s?")
 # A letter that stands alone; an x before a number is a multiplication sign.
 _UNKNOWN = re.compile(r"(?<![A-Za-z\\])(?:[a-wyz]|x(?!\s?[\d$(.]))(?![A-Za-z])")
+_SYMBOL = re.compile(r"\\(?!(?:frac|sqrt|times|cdot|div)(?![A-Za-z]))")
 _SEVERAL = re.compile(r",(?!\d{3})|;|\b(?:or|and)\b")
 LONG_WORD = re.compile(r"(?<![\\A-Za-z])(?<!begin\{)(?<!end\{)[A-Za-z]{3,}")
 _DOLLARS_AND_CENTS = re.compile(r"\$?(\d{1,9}) dollars?,? and (\d{1,2}) cents?", re.IGNORECASE)
 
 _UNITS_IN_FORMULA = re.compile(r"cm|[mk]m|[mk]g|ml|ft|in|mi|yd|hrs?|min|sec|lbs?|oz|mph|rpm|[ap]m|st|nd|rd|th")
 _REMARK = re.compile(r"\s\([^()]{0,200}\)?")
-_OPERATOR_TAIL = re.compile(r"\s?(?:[+*^<>_{(\[|!]|\\|-\s?[\d(\\$]|-[A-Za-z]|/\s?[\d(\\$]|x\s?[\d(]|[/-]\s?$)")
+_OPERATOR_TAIL = re.compile(r"\s?(?:[+*^<>_{(\[|!\d]|\\|-\s?[\d(\\$]|-[A-Za-z]|/\s?[\d(\\$]|x\s?[\d(]|[/-]\s?$)")
 _LIST_TAIL = re.compile(r"\s?(?:,|;|\band\b|\bor\b|\bto\b|-)\s{0,2}(?:and\b|or\b)?\s?[-+$]?[\d.\\]*\d")
 _COMPOUND_TAIL = re.compile(
     r"\s?(?:[A-Za-z]{1,12},? and \d|(?:hours?|hrs?|minutes?|min|feet|foot|ft|pounds?|lbs?|years?|weeks?|days?),? \d)"
@@ -99,10 +101,10 @@ def _read_number_in_text(body: str, source: Source) -> Answer | None:
         token = read_number(f"{coins[1]}.{coins[2]:0>2}")
         return from_number(coins[0], source, token.quantity if token else None)
     for _ in range(3):
-        body = body.removeprefix("(") if body.count("(") > body.count(")") or _is_wrapped(body) else body
+        body = body[1:-1] if _is_wrapped(body) else body
         token = read_number(body)
         if token:
-            is_plain = _is_unit(body[token.end :].removesuffix(")"), in_formula=False)
+            is_plain = _is_unit(body[token.end :], in_formula=False)
             return from_number(body[: token.end], source, token.quantity) if is_plain else None
         shorter = _LEAD_IN.sub("", body, count=1) if _LEAD_IN.match(body) else body
         if shorter == body:
@@ -126,7 +128,7 @@ def read_formula(formula: str, source: Source) -> Answer | None:
         return Answer(body, source, "words")
     body = _right_hand_side(_MEMBERSHIP.sub("", body, count=1) if _MEMBERSHIP.match(body) else body)
     inner = body[1:-1] if _is_wrapped(body) and "," not in body else body
-    token = read_number(inner)
+    token = read_repeating_decimal(inner) or read_number(inner)
     if token and _is_unit(inner[token.end :], in_formula=True):
         return from_number(inner[: token.end], source, token.quantity)
     return _read_other(body, source)
@@ -163,8 +165,7 @@ def _right_hand_side(body: str) -> str:
     if _IDENTIFIER.fullmatch(left):
         return right
     is_about_unknowns = (_UNKNOWN.search(left) or _SEVERAL.search(left)) and not LONG_WORD.search(left)
-    is_formula = "\\" in left.replace("\\frac", "").replace("\\times", "")
-    return body if is_about_unknowns or is_formula else right
+    return body if is_about_unknowns or _SYMBOL.search(left) else right
 
 
 def _is_unit(tail: str, *, in_formula: bool) -> bool:
@@ -185,4 +186,4 @@ def _is_unit(tail: str, *, in_formula: bool) -> bool:
 
 
 def _is_wrapped(body: str) -> bool:
-    return len(body) > 2 and body[0] == "(" and body[-1] == ")" and "(" not in body[1:] and ")" not in body[:-1]
+    return body[:1] + body[-1:] in ("()", "[]", "{}", "<>") and not set(body[1:-1]) & set("()[]{}<>")

@@ -96,30 +96,34 @@ class MathTask:
             )
         return [score_completion(completion, gold=gold, verifier=self._verifier) for completion in completions]
 
-    def evaluate(self, generate: Generate, *, limit: int, seed: int, policy_version: int) -> EvaluationResult:
-        """Greedy accuracy on held-out problems, and avg@k, pass@k where the options ask for samples.
+    def evaluation_prompts(self, *, limit: int, seed: int) -> list[Prompt]:
+        """Held-out problems: the first ones of a data set in its own order, or of the endless stream of `seed`.
 
         Args:
-            generate: answers prompts with one policy version.
-            limit: number of problems: the first ones of a data set in its own order, or of the endless stream that
-                `seed` chooses. 0: the whole data set, or 500 of an endless stream.
+            limit: how many; 0: the whole data set, or 500 of an endless stream.
             seed: of the endless stream.
-            policy_version: noted in the result.
 
         Raises:
             TaskError: the data cannot be read or is empty.
         """
         finite = self._finite_problems("test")
-        if finite is None:
-            stream = generated_problems("test", seed=seed, difficulty=self.options.difficulty)
-            prompts = list(islice(stream, limit or NUM_ENDLESS_TEST_PROBLEMS))
-        else:
-            prompts = finite[: limit or len(finite)]
+        if finite is not None:
+            return finite[: limit or len(finite)]
+        stream = generated_problems("test", seed=seed, difficulty=self.options.difficulty)
+        return list(islice(stream, limit or NUM_ENDLESS_TEST_PROBLEMS))
+
+    def evaluate(self, generate: Generate, *, limit: int, seed: int, policy_version: int) -> EvaluationResult:
+        """Greedy accuracy on `evaluation_prompts`, and avg@k, pass@k where the options ask for samples.
+
+        Raises:
+            TaskError: the data cannot be read or is empty, or the engine leaves prompts unanswered.
+        """
         plan = EvaluationPlan(
             max_new_tokens=self.options.max_new_tokens,
             num_samples=self.options.num_samples,
             temperature=self.options.temperature,
         )
+        prompts = self.evaluation_prompts(limit=limit, seed=seed)
         return evaluate_policy(prompts, generate=generate, score=self.score, plan=plan, policy_version=policy_version)
 
     def self_check(self) -> list[str]:

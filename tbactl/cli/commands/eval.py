@@ -99,14 +99,24 @@ def _result(output: str) -> dict[str, Any]:
 
 
 def _print_result(result: dict[str, Any]) -> None:
+    if "results" in result:
+        _print_harness_results(result["results"])
+        return
     intervals = result.get("intervals", {})
-    rows = [
-        (name, f"{value:.4f}", _interval(intervals.get(name)))
-        for name, value in result.get("metrics", {}).items()
-        if isinstance(value, int | float)
-    ]
+    rows = [(name, f"{value:.4f}", _interval(intervals.get(name))) for name, value in result["metrics"].items()]
     print_table(("metric", "value", "95 % interval"), rows)
-    typer.echo(f"{result.get('num_prompts', '?')} prompts, {result.get('seconds', 0.0):.1f} s")
+    typer.echo(f"{result['num_prompts']} prompts, {result['seconds']:.1f} s")
+
+
+def _print_harness_results(results: dict[str, dict[str, Any]]) -> None:
+    # lm-eval's layout: one table a task, metric and filter in one key, text values beside the numbers.
+    rows = [
+        (task, name, f"{value:.4f}")
+        for task, metrics in results.items()
+        for name, value in metrics.items()
+        if isinstance(value, float)
+    ]
+    print_table(("task", "metric, filter", "value"), rows)
 
 
 def _interval(bounds: list[float] | None) -> str:

@@ -13,12 +13,12 @@ from tbactl import registry
 from tbactl.cli.arguments import AsJson, command_app
 from tbactl.cli.audit import Audit, audit_rewards
 from tbactl.cli.output import plain, print_json, print_table
-from tbactl.config.overrides import parse_override
+from tbactl.config.overrides import apply_overrides
 from tbactl.config.settings import Settings
+from tbactl.config.tasks import GROUP, build_task
 from tbactl.errors import ConfigError, TaskError
 from tbactl.protocols import Task
 
-GROUP = "tbactl.tasks"
 MAX_ROWS_SHOWN = 50
 
 app = command_app(help="List, check and audit tasks and their rewards.")
@@ -49,7 +49,7 @@ def check_tasks(
 
     problems: dict[str, list[str]] = {}
     for name in names or sorted(registry.available(GROUP)):
-        task = build_task(name, options=[])
+        task = build_task(name, {})
         try:
             problems[name] = list(check_task(task))
         finally:
@@ -81,7 +81,7 @@ def score_file(
 
     Exit codes: 1 when a row says "correct" and the reward disagrees, 4 when the file is malformed.
     """
-    task = build_task(task_name, options=options)
+    task = _task(task_name, options=options)
     try:
         audit = audit_rewards(task, file, threshold=threshold)
     finally:
@@ -93,17 +93,12 @@ def score_file(
     return 1 if audit.num_disagreeing else 0
 
 
-def build_task(name: str, *, options: Sequence[str]) -> Task:
-    """A task from its name and `key=value` options.
-
-    Raises:
-        ConfigError: the task is unknown, or refuses its options.
-    """
+def _task(name: str, *, options: Sequence[str]) -> Task:
     settings = Settings()
-    for option in options:
-        path, value = parse_override(option)
-        settings.assign(path, value, origin="--set")
-    return registry.load(GROUP, name)(settings.values)
+    problems = apply_overrides(settings, options)
+    if problems:
+        raise ConfigError(*problems)
+    return build_task(name, settings.values)
 
 
 def _describe(name: str, target: str) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Checkpoints on disk: written as one transaction, verified when read, and read for their policy alone."""

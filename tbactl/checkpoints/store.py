@@ -1,0 +1,153 @@
+"""The checkpoints directory of a run: writing is all or nothing, old ones leave, and the newest good one is found.
+
+checkpoints/
+  step_000010/   manifest.json ...
+  step_000020/
+  latest -> step_000020
+  .step_000030.tmp/     being written, or what a killed process left; removed before the next is written
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from tbactl.checkpoints.manifest import make_manifest, verify
+from tbactl.config.layout import CheckpointLayout, RunLayout
+from tbactl.errors import CapacityError, CheckpointError
+
+logger = logging.getLogger(__name__)
+
+_PATTERN = "step_*"
+
+
+class CheckpointStore:
+    """Writes checkpoints of one run. One process (trainer rank 0) writes, anybody reads.
+
+    Example:
+        with store.writing(step=10) as checkpoint:
+            learner.save(checkpoint.learner)
+    """
+
+    def __init__(self, layout: RunLayout, *, keep_last: int) -> None:
+        self._layout = layout
+        self._keep_last = keep_last
+
+    @contextmanager
+    def writing(self, *, step: int) -> Iterator[CheckpointLayout]:
+        """A directory to write into. When the block ends well, it becomes the checkpoint of `step` and `latest`.
+
+        Whatever kills the process, `latest` names a complete checkpoint: files reach the disk first, then the manifest,
+        then the directory gets its name, then the link is replaced.
+
+        Raises:
+            CapacityError: the disk is full.
+        """
+        root = self._layout.checkpoints
+        root.mkdir(parents=True, exist_ok=True)
+        for left_over in root.glob(".*.tmp"):
+            _remove(left_over)
+        final = self._layout.checkpoint(step)
+        temporary = root / f".{final.name}.tmp"
+        temporary.mkdir()
+        try:
+            yield CheckpointLayout(temporary)
+            _seal(temporary, step=step)
+        except OSError as error:
+            _remove(temporary)
+            raise CapacityError(
+                f"cannot write checkpoint {final}: {error}. Free some disk space and resume."
+            ) from error
+        except BaseException:
+            _remove(temporary)
+            raise
+        self._put_in_place(temporary, final)
+
+    def _put_in_place(self, temporary: Path, final: Path) -> None:
+        # A resumed run comes to a step again: the checkpoint of the undone future gives way.
+        undone = final.with_name(f".{final.name}.undone.tmp")
+        if final.exists():
+            final.rename(undone)
+        temporary.rename(final)
+        link = final.with_name(".latest.tmp")
+        link.symlink_to(final.name)
+        link.replace(self._layout.latest_checkpoint)
+        _sync_directory(final.parent)
+        if undone.exists():
+            _remove(undone)
+        for old in steps_of(self._layout.checkpoints)[: -self._keep_last]:
+            if old != final:
+                _remove(old)
+
+    def forget_after(self, step: int) -> None:
+        """Remove checkpoints of later steps: a resumed run does these steps again."""
+        for checkpoint in steps_of(self._layout.checkpoints):
+            if checkpoint.name > self._layout.checkpoint(step).name:
+                logger.warning("checkpoint=%s removed: the run continues from step %d", checkpoint.name, step)
+                _remove(checkpoint)
+
+
+def steps_of(checkpoints: Path) -> list[Path]:
+    """Checkpoints of a run, oldest first, complete or not."""
+    return sorted(path for path in checkpoints.glob(_PATTERN) if path.is_dir() and not path.is_symlink())
+
+
+def usable_checkpoint(wanted: Path) -> Path:
+    """The wanted checkpoint or, when it is damaged, the newest good one before it. Says so in the log.
+
+    Args:
+        wanted: a checkpoint, a link to one, or a checkpoints directory (its newest).
+
+    Raises:
+        CheckpointError: none is good; names what is wrong with each.
+    """
+    wanted = wanted.resolve()
+    if steps_of(wanted):
+        candidates = steps_of(wanted)
+    else:
+        candidates = [path for path in steps_of(wanted.parent) if path.name < wanted.name] + [wanted]
+    problems: list[str] = []
+    for candidate in reversed(candidates):
+        try:
+            verify(candidate)
+        except CheckpointError as error:
+            problems.append(str(error))
+            logger.error("checkpoint=%s cannot be used: %s", candidate.name, error)
+        else:
+            if problems:
+                logger.warning("checkpoint=%s is used instead", candidate.name)
+            return candidate
+    raise CheckpointError("\n".join(["no checkpoint can be used:", *problems]))
+
+
+def _seal(directory: Path, *, step: int) -> None:
+    for path in directory.rglob("*"):
+        if path.is_file():
+            _sync_file(path)
+    manifest = CheckpointLayout(directory).manifest
+    manifest.write_bytes(msgspec.json.format(msgspec.json.encode(make_manifest(directory, step=step)), indent=1))
+    _sync_file(manifest)
+    for path in [directory, *directory.rglob("*")]:
+        if path.is_dir():
+            _sync_directory(path)
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+_sync_directory = _sync_file
+
+
+def _remove(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True) if directory.is_dir() else directory.unlink(missing_ok=True)

@@ -1,0 +1,74 @@
+"""What a searcher shows of itself on the control page."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from tbactl.clock import Clock
+from tbactl.ipc.control_page import Slot
+from tbactl.types import Completion
+from tbactl.weight_sync.subscriber import SyncReport
+
+_UPDATE_S = 0.2
+_WINDOW_S = 10.0
+_SMOOTHING = 0.02  # of moving means, per completion or group
+
+
+class Status:
+    """Counters at once, rates and means every 0.2 s."""
+
+    def __init__(self, slot: Slot, *, clock: Clock) -> None:
+        self._slot = slot
+        self._clock = clock
+        self._updated_s = clock.monotonic_s()
+        self._started_s = self._updated_s
+        self._idle_s = 0.0
+        self._finished: deque[tuple[float, int]] = deque()  # (when, tokens) of the last completions
+        self._means: dict[str, float] = {}
+
+    def note_completion(self, completion: Completion) -> None:
+        """A completion came out of the engine."""
+        num_tokens = len(completion.token_ids)
+        self._finished.append((self._clock.monotonic_s(), num_tokens))
+        self._slot.add(num_completions=1, tokens_generated=num_tokens)
+        self._note("f_completion_tokens", num_tokens)
+
+    def note_reward(self, reward: float) -> None:
+        """A completion was scored."""
+        self._note("f_reward_mean", reward)
+
+    def note_idle(self, seconds: float) -> None:
+        """The loop had nothing to do."""
+        self._idle_s += seconds
+
+    def note_sync(self, report: SyncReport) -> None:
+        """New weights are in the engine."""
+        self._slot.set(
+            loaded_version=report.version,
+            fingerprint=int(report.fingerprint[:16], 16),
+            f_sync_seconds=report.seconds,
+            f_logprob_difference=report.max_logprob_difference,
+        )
+        self._slot.add(num_syncs=1, num_alarms=len(report.alarms))
+
+    def update(self, *, num_active_requests: int, ring_fill: float) -> None:
+        """Write rates and means, when they are due."""
+        now = self._clock.monotonic_s()
+        if now - self._updated_s < _UPDATE_S:
+            return
+        while self._finished and self._finished[0][0] < now - _WINDOW_S:
+            self._finished.popleft()
+        window_s = min(_WINDOW_S, max(now - self._started_s, _UPDATE_S))
+        idle = self._idle_s / (now - self._updated_s)
+        self._idle_s, self._updated_s = 0.0, now
+        self._note("f_idle_fraction", min(1.0, idle))
+        self._slot.set(
+            num_active_requests=num_active_requests,
+            f_ring_fill=ring_fill,
+            f_tokens_per_s=sum(tokens for _, tokens in self._finished) / window_s,
+            **self._means,
+        )
+
+    def _note(self, name: str, value: float) -> None:
+        before = self._means.get(name, value)
+        self._means[name] = before + _SMOOTHING * (value - before)

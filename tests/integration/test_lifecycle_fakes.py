@@ -1,0 +1,154 @@
+"""The real searcher and trainer processes, with fake engine and learner, under the supervisor."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tbactl.config.layout import RunLayout
+from tests.support.supervised_run import SupervisedRun, supervised_run
+
+# Slow enough to be disturbed, fast enough for a test: 12 steps of 0.2 s.
+SECTIONS: dict[str, Any] = {
+    "policy": {"path": "fake"},
+    "searchers": {
+        "num_searchers": 2, "engine": "fake", "engine_options": {"step_seconds": 0.002}, "num_completions": 4,
+        "max_prompt_tokens": 32, "max_new_tokens": 8, "max_concurrent_groups": 4, "ring_capacity_bytes": 2**20,
+        "temperature": 1.0,
+    },
+    "trainer": {
+        "kind": "fake", "max_steps": 12, "prompts_per_step": 4, "completions_per_prompt": 4,
+        "options": {"step_seconds": 0.2},
+    },
+    "replay": {"initial_trajectories": 32},
+    "objective": {"beta": 0.01},
+    "sync": {"period": 2},
+    "checkpoint": {"period": 4},
+    "evaluation": {"num_prompts": 20},
+    "logging": {"tensorboard": False},
+    "supervision": {"restart_backoff_s": 0.1, "stop_grace_s": 12.0},
+}  # fmt: skip
+
+pytestmark = pytest.mark.slow
+
+
+def real_run(tmp_path: Path, *, resume: Path | None = None, **changes: dict[str, Any]):
+    sections = {name: {**section, **changes.get(name, {})} for name, section in SECTIONS.items()}
+    return supervised_run(tmp_path, stand_ins=False, resume=resume, **sections)
+
+
+def steps_of(layout: RunLayout) -> list[int]:
+    return [json.loads(line)["step"] for line in layout.metrics.read_text().splitlines()]
+
+
+def wait_until_training(run: SupervisedRun) -> None:
+    run.wait_for_event("run_state", state="RUNNING", timeout_s=60)
+    run.wait_for(lambda: run.page().trainer().get("policy_version") > 1, timeout_s=30)
+
+
+def test_whole_pipeline_runs_to_its_end_and_evaluates_before_and_after(tmp_path: Path):
+    with real_run(tmp_path) as run:
+        assert run.wait(timeout_s=90) == 0, run.text
+        run.assert_nothing_left()
+        assert steps_of(run.layout) == list(range(1, 13))
+        versions = [event["details"]["policy_version"] for event in run.events("evaluation")]
+        assert versions[0] == 0 and versions[-1] == 12
+        assert run.layout.latest_checkpoint.resolve().name == "step_000012"
+        assert run.events("alarm") == []
+
+
+def test_killed_searcher_is_noticed_and_restarted_and_the_run_completes(tmp_path: Path):
+    with real_run(tmp_path) as run:
+        wait_until_training(run)
+        victim = run.pid("searcher-0")
+        os.kill(victim, signal.SIGKILL)
+        killed_s = time.monotonic()
+        run.wait_for_event("child_died", pid=victim)
+        assert time.monotonic() - killed_s < 2.0
+        assert run.wait(timeout_s=90) == 0, run.text
+        assert steps_of(run.layout) == list(range(1, 13))
+        run.assert_nothing_left()
+
+
+def test_both_searchers_killed_at_once_do_not_stop_the_run(tmp_path: Path):
+    with real_run(tmp_path, trainer={"max_steps": 20}) as run:
+        wait_until_training(run)
+        for name in ("searcher-0", "searcher-1"):
+            os.kill(run.pid(name), signal.SIGKILL)
+        assert run.wait(timeout_s=90) == 0, run.text
+        assert steps_of(run.layout) == list(range(1, 21))
+        run.assert_nothing_left()
+
+
+def test_interrupt_checkpoints_and_exits_130_within_fifteen_seconds_and_resume_goes_on(tmp_path: Path):
+    with real_run(tmp_path, trainer={"max_steps": 1000}) as run:
+        wait_until_training(run)
+        asked_s = time.monotonic()
+        run.signal(signal.SIGINT)
+        assert run.wait(timeout_s=20) == 130, run.text
+        assert time.monotonic() - asked_s < 15.0
+        run.assert_nothing_left()
+        step = int(run.layout.latest_checkpoint.resolve().name.removeprefix("step_"))
+        assert step == steps_of(run.layout)[-1] > 0
+        root = run.layout.root
+    with real_run(tmp_path, trainer={"max_steps": step + 4}, resume=root) as second:
+        assert second.wait(timeout_s=90) == 0, second.text
+        assert steps_of(second.layout) == list(range(1, step + 5))
+        second.assert_nothing_left()
+
+
+def test_killed_trainer_ends_the_run_and_is_named(tmp_path: Path):
+    with real_run(tmp_path) as run:
+        wait_until_training(run)
+        os.kill(run.pid("trainer-0"), signal.SIGKILL)
+        assert run.wait(timeout_s=30) == 5
+        assert "trainer-0" in run.text and "killed by SIGKILL" in run.text
+        run.assert_nothing_left()
+
+
+def test_killed_supervisor_leaves_no_process_behind(tmp_path: Path):
+    with real_run(tmp_path, trainer={"max_steps": 1000}) as run:
+        wait_until_training(run)
+        pids = [run.pid(name) for name in ("trainer-0", "searcher-0", "searcher-1")]
+        run.process.kill()
+        run.process.wait(timeout=10)
+        run.wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), timeout_s=10)
+
+
+def test_stopped_searcher_is_replaced(tmp_path: Path):
+    supervision = {"heartbeat_timeout_s": 2.0}
+    with real_run(tmp_path, trainer={"max_steps": 25}, supervision=supervision) as run:
+        wait_until_training(run)
+        os.kill(run.pid("searcher-1"), signal.SIGSTOP)
+        assert run.wait(timeout_s=90) == 0, run.text
+        assert "no heartbeat" in run.events("child_stalled")[0]["details"]["reason"]
+        run.assert_nothing_left()
+
+
+def test_engine_that_ignores_its_weights_sets_off_the_alarm(tmp_path: Path):
+    searchers = {**SECTIONS["searchers"], "engine_options": {"ignore_weights": True}}
+    with real_run(tmp_path, searchers=searchers) as run:
+        assert run.wait(timeout_s=90) == 0, run.text
+        assert run.events("alarm")
+        run.assert_nothing_left()
+
+
+def test_engine_that_crashes_once_in_mid_run_is_replaced(tmp_path: Path):
+    fault = {"kind": "raise", "where": "step", "after": 200, "once_file": str(tmp_path / "struck")}
+    searchers = {**SECTIONS["searchers"], "engine_options": {"step_seconds": 0.002, "faults": [fault]}}
+    with real_run(tmp_path, searchers=searchers) as run:
+        assert run.wait(timeout_s=90) == 0, run.text
+        assert (tmp_path / "struck").exists() and len(run.events("child_restarting")) == 1
+        run.assert_nothing_left()
+
+
+def test_learner_that_crashes_ends_the_run_with_its_last_lines(tmp_path: Path):
+    fault = {"kind": "raise", "where": "update", "after": 3}
+    with real_run(tmp_path, trainer={**SECTIONS["trainer"], "options": {"faults": [fault]}}) as run:
+        assert run.wait(timeout_s=60) == 5
+        assert "injected fault: raise at update after 3" in run.text
+        run.assert_nothing_left()

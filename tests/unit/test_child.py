@@ -1,0 +1,112 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tbactl.ipc.child import EXIT_ORPHANED, Pulse, bind_to_cores
+from tbactl.ipc.control_page import ControlPage, ProcessState
+from tbactl.supervision.identity import start_ticks
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> ControlPage:
+    return ControlPage.create(tmp_path / "control", num_trainer_ranks=1, num_searchers=1)
+
+
+def wait_for(condition, *, timeout_s: float = 20.0):
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return value
+
+
+def test_pulse_beats_and_reports_states_and_progress(page: ControlPage):
+    slot = page.searcher(0)
+    pulse = Pulse(slot, supervisor=None)
+    pulse.start()
+    try:
+        assert slot.get("pid") == os.getpid()
+        first = slot.get("heartbeat_ns")
+        wait_for(lambda: slot.get("heartbeat_ns") > first)
+        pulse.enter(ProcessState.RUNNING)
+        pulse.progress()
+        assert slot.get("state") == ProcessState.RUNNING and slot.get("progress_count") == 2
+        assert slot.get("progress_ns") <= time.monotonic_ns()
+    finally:
+        pulse.stop()
+    last = slot.get("heartbeat_ns")
+    time.sleep(0.4)
+    assert slot.get("heartbeat_ns") == last
+
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from tbactl.ipc.child import Pulse, bind_to_cores, die_with_parent
+from tbactl.ipc.control_page import ControlPage, ProcessState
+die_with_parent()
+page = ControlPage.open(Path(sys.argv[1]))
+pulse = Pulse(page.searcher(0), supervisor=page.supervisor, supervisor_timeout_s=float(sys.argv[2]))
+pulse.start()
+pulse.enter(ProcessState.RUNNING)
+def deep_inside(): time.sleep(600)
+deep_inside()
+"""
+
+
+def start_child(page: ControlPage, *, timeout_s: float) -> subprocess.Popen:
+    page.supervisor.set(heartbeat_ns=time.monotonic_ns())
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(page.path), str(timeout_s)], stderr=subprocess.PIPE, start_new_session=True
+    )
+    wait_for(lambda: page.searcher(0).get("state") == ProcessState.RUNNING)
+    return child
+
+
+def test_child_leaves_when_the_supervisors_heartbeat_stops(page: ControlPage):
+    child = start_child(page, timeout_s=5.0)
+    page.supervisor.set(heartbeat_ns=time.monotonic_ns() - int(6e9))
+    _, errors = child.communicate(timeout=10)
+    assert child.returncode == EXIT_ORPHANED and b"heartbeat has stopped" in errors
+
+
+def test_child_prints_its_stacks_on_sigusr1_and_lives_on(page: ControlPage):
+    child = start_child(page, timeout_s=60.0)
+    child.send_signal(signal.SIGUSR1)
+    time.sleep(0.3)
+    assert child.poll() is None
+    child.kill()
+    _, errors = child.communicate(timeout=10)
+    assert b"deep_inside" in errors
+
+
+def test_child_dies_with_its_parent(page: ControlPage, tmp_path: Path):
+    page.supervisor.set(heartbeat_ns=time.monotonic_ns())
+    parent = subprocess.Popen(
+        [
+            sys.executable, "-c",
+            "import subprocess as s, sys; s.Popen([sys.executable, '-c', *sys.argv[1:]], start_new_session=1).wait()",
+            CHILD, str(page.path), "60",
+        ]
+    )  # fmt: skip
+    wait_for(lambda: page.searcher(0).get("state") == ProcessState.RUNNING)
+    pid = page.searcher(0).get("pid")
+    parent.kill()
+    parent.wait(timeout=10)
+    wait_for(lambda: start_ticks(pid) is None)
+
+
+def test_binding_restricts_the_process_and_no_core_means_no_restriction():
+    before = os.sched_getaffinity(0)
+    try:
+        bind_to_cores(())
+        assert os.sched_getaffinity(0) == before
+        bind_to_cores((min(before),))
+        assert os.sched_getaffinity(0) == {min(before)}
+    finally:
+        os.sched_setaffinity(0, before)

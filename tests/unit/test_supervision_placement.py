@@ -1,0 +1,108 @@
+from pathlib import Path
+
+import pytest
+
+from tbactl.config.sections import RunConfig
+from tbactl.errors import ConfigError
+from tbactl.supervision.placement import (
+    RUN_VARIABLE,
+    Machine,
+    Place,
+    child_environment,
+    free_ports,
+    place,
+    split_devices,
+    this_machine,
+)
+
+
+def config(*, ranks: int = 1, searchers: int = 1, mode: str = "async") -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "name": "t", "mode": mode, "task": {"kind": "fake"}, "policy": {"path": "p"},
+            "trainer": {"num_ranks": ranks}, "searchers": {"num_searchers": searchers},
+        }
+    )  # fmt: skip
+
+
+def test_two_cores_are_split_searcher_first():
+    placement = place(config(), Machine(cores=(0, 1)))
+    assert placement.searchers[0].cores == (0,) and placement.trainers[0].cores == (1,)
+    assert placement.searchers[0].environment["VLLM_CPU_OMP_THREADS_BIND"] == "0"
+    assert placement.trainers[0].environment["OMP_NUM_THREADS"] == "1"
+    assert placement.trainers[0].environment["DS_ACCELERATOR"] == "cpu"
+
+
+@pytest.mark.parametrize(("num_cores", "ranks", "searchers"), [(4, 1, 1), (7, 2, 2), (16, 1, 3), (5, 2, 3)])
+def test_split_gives_every_core_to_exactly_one_process(num_cores: int, ranks: int, searchers: int):
+    cores = tuple(range(10, 10 + num_cores))
+    placement = place(config(ranks=ranks, searchers=searchers), Machine(cores=cores))
+    blocks = [p.cores for p in (*placement.searchers, *placement.trainers)]
+    assert sorted(core for block in blocks for core in block) == list(cores)
+    assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
+
+
+def test_more_processes_than_cores_are_not_bound():
+    placement = place(config(searchers=4), Machine(cores=(0, 1)))
+    assert all(p.cores == () for p in (*placement.searchers, *placement.trainers))
+    assert placement.searchers[0].environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert placement.searchers[0].environment["OMP_NUM_THREADS"] == "1"
+
+
+def test_sync_mode_lets_everybody_use_all_cores():
+    placement = place(config(mode="sync"), Machine(cores=(0, 1)))
+    assert placement.trainers[0].cores == placement.searchers[0].cores == ()
+    assert placement.trainers[0].environment["OMP_NUM_THREADS"] == "2"
+
+
+def test_each_rank_and_searcher_gets_ports_of_its_own():
+    placement = place(config(ranks=2, searchers=4), Machine(cores=(0, 1)))
+    ports = [p.environment["VLLM_PORT"] for p in placement.searchers]
+    master = {p.environment["MASTER_PORT"] for p in placement.trainers}
+    assert master == {str(placement.rendezvous_port)}
+    assert len({*ports, *master}) == 5
+    assert [p.environment["RANK"] for p in placement.trainers] == ["0", "1"]
+    assert {p.environment["WORLD_SIZE"] for p in placement.trainers} == {"2"}
+
+
+def test_free_ports_differ():
+    assert len(set(free_ports(20))) == 20
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "searchers", "expected"),
+    [
+        ("", 1, 1, [(), ()]),
+        ("0", 1, 2, [("0",), ("0",), ("0",)]),
+        ("01", 1, 1, [("0",), ("1",)]),
+        ("0123", 1, 3, [("0",), ("1",), ("2",), ("3",)]),
+        ("0123", 2, 1, [("0", "1"), ("0", "1"), ("2", "3")]),
+        ("012", 2, 2, [("0", "1"), ("0", "1"), ("2",), ("2",)]),
+        ("01", 2, 2, [("0", "1"), ("0", "1"), ("0",), ("1",)]),
+    ],
+)
+def test_devices_are_split(gpus: str, ranks: int, searchers: int, expected: list[tuple[str, ...]]):
+    assert split_devices(list(gpus), num_ranks=ranks, num_searchers=searchers) == expected
+
+
+def test_more_ranks_than_devices_are_refused():
+    with pytest.raises(ConfigError, match=r"trainer\.num_ranks = 3, but this machine shows 2"):
+        split_devices(["0", "1"], num_ranks=3, num_searchers=1)
+
+
+def test_devices_are_those_that_cuda_would_show():
+    assert this_machine(profile="gpu", environment={"CUDA_VISIBLE_DEVICES": "2, 5,-1,7"}).gpus == ("2", "5")
+    assert this_machine(profile="gpu", environment={"CUDA_VISIBLE_DEVICES": ""}).gpus == ()
+    assert this_machine(profile="cpu", environment={"CUDA_VISIBLE_DEVICES": "0"}).gpus == ()
+
+
+def test_child_environment_keeps_the_users_but_not_a_launchers_variables():
+    inherited = {
+        "RANK": "7", "MASTER_PORT": "1", "VLLM_PORT": "2", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "DEBUG",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    }  # fmt: skip
+    found = child_environment(Place(environment={"RANK": "0"}), shm_directory=Path("/dev/shm/x"), inherited=inherited)
+    assert found["RANK"] == "0" and "MASTER_PORT" not in found and "VLLM_PORT" not in found
+    assert found["HF_HUB_OFFLINE"] == "1" and found["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0" and found[RUN_VARIABLE] == "/dev/shm/x"
+    assert found["TOKENIZERS_PARALLELISM"] == "false"
