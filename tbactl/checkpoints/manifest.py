@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: every file with its size and checksum. It is written last; without it, it is no checkpoint."""
+"""A checkpoint's manifest: every file with size and checksum. Written last; without it, it is no checkpoint."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def resolved_policy(name: str, *, task: Task | None = None) -> Iterator[Path]:
 def resolve_policy(name: str, *, task: Task | None = None, scratch: Path) -> Path:
     """As `resolved_policy`; `scratch` is where shards are consolidated."""
     if name.startswith(TASK_PREFIX):
-        find = getattr(task, "policy_directory", None)
+        find = getattr(task, "policy_path", None)
         if find is None:
             raise CheckpointError(f"'{name}': the task ships no policy; name a directory.")
         return Path(find(name.removeprefix(TASK_PREFIX)))

@@ -1,8 +1,7 @@
-"""trainer_state.json: the small part of a checkpoint. The trainer writes it; a searcher reads where its prompts go on."""
+"""trainer_state.json, a checkpoint's small part. The trainer writes it; searchers read where their prompts go on."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,32 +12,6 @@ from tbactl.config.layout import CheckpointLayout
 from tbactl.errors import CheckpointError
 
 LAYOUT_VERSION = 1
-# A prompt that a searcher skips leaves a gap that never closes; so many positions after it, it is given up.
-MAX_BEYOND_GAP = 4096
-
-
-@dataclass(slots=True, kw_only=True)
-class StreamPosition:
-    """Which prompts of one searcher's stream have arrived at the trainer.
-
-    Completions finish in any order, so a prompt may be missing although later ones have arrived. A resumed searcher
-    starts at `next_position` and leaves out those in `beyond`: no prompt is skipped, none comes twice.
-    """
-
-    next_position: int = 0
-    """The first position that has not arrived."""
-    beyond: set[int] = field(default_factory=set)
-    """Later positions that have."""
-
-    def arrive(self, position: int) -> None:
-        """Note a group."""
-        if position >= self.next_position:
-            self.beyond.add(position)
-        if len(self.beyond) > MAX_BEYOND_GAP:
-            self.next_position = min(self.beyond)
-        while self.next_position in self.beyond:
-            self.beyond.remove(self.next_position)
-            self.next_position += 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,13 +20,15 @@ class TrainerState:
 
     layout_version: int = LAYOUT_VERSION
     policy_version: int = 0
+    """Optimizer steps done."""
     sampler_rng: dict[str, Any]
     """State of numpy's generator before the next batch is drawn."""
-    streams: list[StreamPosition]
-    """One for each searcher."""
+    stream_positions: list[int]
+    """For each searcher, where its prompt stream goes on: every earlier prompt of it has arrived or was given up."""
     granted_groups: int = 0
-    """Mode sync: groups the searchers were allowed to start."""
+    """Mode sync: groups that all searchers together were allowed to start, since the beginning of the run."""
     evaluate_version: int = 0
+    """The last version that was to be evaluated."""
     reference: str = ""
     """Where the reference policy comes from: the run's initial policy."""
     training_s: float = 0.0
@@ -61,14 +36,19 @@ class TrainerState:
     counters: dict[str, int] = field(default_factory=dict)
     """Running totals behind the metrics."""
 
+    def count(self, **amounts: int) -> None:
+        """Add to running totals."""
+        for name, amount in amounts.items():
+            self.counters[name] = self.total(name) + amount
+
+    def total(self, name: str) -> int:
+        """A running total; 0 when nothing was counted yet."""
+        return self.counters.get(name, 0)
+
 
 def write_trainer_state(checkpoint: CheckpointLayout, state: TrainerState) -> None:
     """Write it into a checkpoint that is being made."""
-    document = dataclasses.asdict(state)
-    document["streams"] = [
-        {"next_position": stream.next_position, "beyond": sorted(stream.beyond)} for stream in state.streams
-    ]
-    checkpoint.trainer_state.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))
+    checkpoint.trainer_state.write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=1))
 
 
 def read_trainer_state(checkpoint: Path) -> TrainerState:

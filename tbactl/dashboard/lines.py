@@ -14,17 +14,27 @@ from tbactl.ipc.control_page import ControlPage
 
 
 class LineSource:
-    """Follows a run's files; `new_lines` gives what was added since the last call."""
+    """Follows a run's files; `new_lines` gives what was added since the last call.
 
-    def __init__(self, layout: RunLayout, *, config: RunConfig) -> None:
+    Args:
+        layout: of the run.
+        config: of the run.
+        attempt: leave out what was before this attempt began; None: show everything.
+    """
+
+    def __init__(self, layout: RunLayout, *, config: RunConfig, attempt: int | None = None) -> None:
         self._max_steps = config.trainer.max_steps
-        self._metrics = JsonlTail(layout.metrics)
+        self._metrics = JsonlTail(layout.metrics, from_end=attempt is not None)
         self._events = JsonlTail(layout.events)
+        self._skip_until = attempt
 
     def new_lines(self, page: ControlPage | None = None) -> Iterator[str]:
         """Lines for new events and steps; with a page also the searchers' speed."""
         for event in self._events.read_new():
-            yield event_line(event)
+            if event.get("kind") == "run_started" and event.get("details", {}).get("attempt") == self._skip_until:
+                self._skip_until = None
+            if self._skip_until is None:
+                yield event_line(event)
         for step in self._metrics.read_new():
             yield step_line(step, max_steps=self._max_steps, page=page)
 

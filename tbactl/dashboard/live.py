@@ -81,7 +81,7 @@ def open_view(
     """The live dashboard where the terminal can show it, else plain lines."""
     console = console or Console()
     if plain or not can_draw(console):
-        view = PlainView(LineSource(layout, config=config), page=page, clock=clock)
+        view = PlainView(LineSource(layout, config=config, attempt=record.attempt), page=page, clock=clock)
         yield view
         _finish(view)
         return

@@ -14,7 +14,7 @@ PLAIN = {
     "kl": "objective/kl/mean",
     "completion_tokens": COMPLETION_TOKENS,
     "staleness_p95": "replay/staleness/p95",
-    "beta": "trainer/beta",
-    "learning_rate": "trainer/learning_rate",
-    "grad_norm": "trainer/grad_norm",
+    "beta": "objective/beta/value",
+    "learning_rate": "trainer/learning_rate/value",
+    "grad_norm": "trainer/grad_norm/value",
 }

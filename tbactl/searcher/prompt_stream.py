@@ -1,7 +1,8 @@
 """Which prompts a searcher answers, and how far it has come.
 
 The task's training prompts are one endless sequence, the same in every process. Those that fit are numbered 0, 1, 2,
-and so on; searcher i of n answers i, i + n, i + 2n, ... Prompts that are too long get no number, so that numbers have no gaps.
+and so on; searcher i of n answers i, i + n, i + 2n, ... Prompts that are too long get no number, so that numbers have
+no gaps.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Fleet:
     def all_ready(self) -> bool:
         """Whether every process has reported READY, or more."""
         return all(
-            name in self._children and ProcessState(self._slot(spec).get("state")) >= ProcessState.READY
+            name in self._children and self._slot(spec).get("state") in (ProcessState.READY, ProcessState.RUNNING)
             for name, spec in self._specs.items()
         )
 

@@ -41,7 +41,7 @@ from tbactl.supervision.shared_memory import SharedMemory
 from tbactl.supervision.shutdown import Shutdown
 from tbactl.supervision.signals import StopSignals
 from tbactl.supervision.summary import print_summary
-from tbactl.supervision.watchdog import progress_of
+from tbactl.supervision.watchdog import is_anyone_busy, progress_of
 
 POLL_S = 0.1
 # After a pause of the supervisor itself (a suspended machine) the children's words are as old as its own last look.
@@ -265,9 +265,10 @@ class Supervisor:
         if self._state is not RunState.RUNNING or self._finished_s is not None:
             return
         searchers = [self._page.searcher(index).snapshot() for index in range(self._page.num_searchers)]
-        position = progress_of(self._page.trainer().snapshot(), searchers)
+        trainer = self._page.trainer().snapshot()
+        position = progress_of(trainer, searchers)
         now = self._clock.monotonic_s()
-        if position != self._run_position:
+        if position != self._run_position or is_anyone_busy(trainer, searchers):
             self._run_position, self._run_moved_s = position, now
             return
         still_s = now - self._run_moved_s
@@ -277,7 +278,7 @@ class Supervisor:
             signs = self._fleet.last_signs()
             self._fleet.dump_stacks(children)
             raise ChildFailedError(
-                f"the run stands still: no token, trajectory or step for {still_s:.0f} s "
+                f"the run stands still: everybody waits, without a completion or a step for {still_s:.0f} s "
                 f"(supervision.progress_timeout_s = {limit_s:g}). The processes' stacks are in their logs.\n{signs}"
             )
 

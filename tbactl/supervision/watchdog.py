@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tbactl.config.sections import EvaluationSection, SupervisionSection
-from tbactl.ipc.control_page import ProcessState
+from tbactl.ipc.control_page import ProcessState, TrainerPhase
 
 
 def complaint(
@@ -47,15 +47,17 @@ def complaint(
     return None
 
 
-# When none of these has changed for long, the run as a whole stands still, though every process may be busy waiting.
-TRAINER_PROGRESS = (
-    "policy_version",
-    "num_trajectories_received",
-    "num_trajectories_trained",
-    "checkpoint_step",
-    "phase",
-)
-SEARCHER_PROGRESS = ("tokens_generated", "loaded_version", "evaluated_version_plus_1", "state")
+# When nobody works and none of these has changed for long, the run as a whole stands still: every process may be alive
+# and waiting for another one.
+TRAINER_PROGRESS = ("policy_version", "num_trajectories_received", "checkpoint_step", "phase")
+SEARCHER_PROGRESS = ("num_completions", "loaded_version", "evaluated_version_plus_1", "state", "attempt")
+WAITING_PHASES = (TrainerPhase.LOADING, TrainerPhase.FILLING, TrainerPhase.WAITING, TrainerPhase.EVALUATING)
+
+
+def is_anyone_busy(trainer: Mapping[str, float], searchers: Sequence[Mapping[str, float]]) -> bool:
+    """Whether the trainer computes or a searcher generates; each is then judged by its own progress."""
+    is_training = TrainerPhase(int(trainer["phase"])) not in WAITING_PHASES
+    return is_training or any(searcher["num_active_requests"] or searcher["evaluating"] for searcher in searchers)
 
 
 def progress_of(trainer: Mapping[str, float], searchers: Sequence[Mapping[str, float]]) -> tuple[float, ...]:

@@ -26,8 +26,8 @@ class WandbLogger:
             wandb = importlib.import_module("wandb")
         except ModuleNotFoundError as error:
             raise ConfigError(
-                f"logging.wandb_project = '{project}' needs the package 'wandb': `pip install 'tbactl[wandb]'`, or leave "
-                f"the setting away."
+                f"logging.wandb_project = '{project}' needs the package 'wandb': `pip install 'tbactl[wandb]'`, or "
+                f"leave the setting away."
             ) from error
         try:
             self._run = wandb.init(

@@ -87,9 +87,13 @@ class DeepSpeedBackend:
             scheduler_specific_kwargs=dict(trainer.lr_schedule_options),
         )
         deepspeed.init_distributed(dist_init_required=False, verbose=False)
-        self._engine, *_ = deepspeed.initialize(
-            model=model, optimizer=optimizer, lr_scheduler=schedule, config=engine_settings(run)
-        )
+        # Untyped: DeepSpeed's annotations do not cover what it accepts and returns.
+        self._engine: Any = deepspeed.initialize(
+            model=model,
+            optimizer=optimizer,
+            lr_scheduler=schedule,  # pyright: ignore[reportArgumentType]
+            config=engine_settings(run),
+        )[0]
         if self._zero_stage == 3:
             # The head is used outside of its own forward: gather it with the whole.
             for parameter in model.head.parameters():
@@ -222,7 +226,7 @@ def _quiet() -> Iterator[None]:
 
 def accelerator_device() -> torch.device:
     """The device that DeepSpeed computes on: this process's accelerator, or the CPU."""
-    accelerator = get_accelerator()
+    accelerator: Any = get_accelerator()
     if accelerator.device_name() == "cpu":
         return torch.device("cpu")
     return torch.device(accelerator.current_device_name())

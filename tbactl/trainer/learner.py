@@ -109,7 +109,8 @@ class DeepSpeedLearner:
     def export_policy(self, directory: Path) -> None:
         """Write and verify the policy in Hugging Face form."""
         self._ranks.send(Command(name="collect"))
-        export_policy(self._policy, directory, weights=self._collect())
+        weights = self._collect()
+        export_policy(self._policy, directory, weights=weights, trust_remote_code=self._run.policy.trust_remote_code)
 
     def write_weights(self, path: Path) -> None:
         """Write all parameters as one safetensors file."""

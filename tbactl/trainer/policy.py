@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,12 +39,7 @@ def load_policy(section: PolicySection, *, directory: Path) -> LoadedPolicy:
         ConfigError: there is no such model, or weights are missing in it.
     """
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            str(directory),
-            dtype=DTYPES[section.dtype],
-            trust_remote_code=section.trust_remote_code,
-            output_loading_info=True,
-        )
+        model, info = _load_model(directory, dtype=DTYPES[section.dtype], trust_remote_code=section.trust_remote_code)
         tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=section.trust_remote_code)
     except (OSError, ValueError) as error:
         raise ConfigError(f"policy.path: cannot load a causal language model from '{directory}': {error}") from error
@@ -56,6 +52,15 @@ def load_policy(section: PolicySection, *, directory: Path) -> LoadedPolicy:
     return LoadedPolicy(model, tokenizer)
 
 
+def _load_model(
+    directory: Path, *, dtype: torch.dtype, trust_remote_code: bool
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        str(directory), dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
+    )
+    return loaded
+
+
 def remove_dropout(model: torch.nn.Module) -> None:
     """Set every dropout probability to zero, those that attention functions read included; not in the config."""
     for module in model.modules():
@@ -66,30 +71,33 @@ def remove_dropout(model: torch.nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def export_policy(policy: LoadedPolicy, directory: Path, *, weights: Mapping[str, Tensor]) -> None:
+def export_policy(
+    policy: LoadedPolicy, directory: Path, *, weights: Mapping[str, Tensor], trust_remote_code: bool = False
+) -> None:
     """Write model and tokenizer in Hugging Face form, load them again and compare every tensor.
 
     Args:
         policy: supplies config and tokenizer.
         directory: is created.
         weights: the state dict, complete, on the CPU; tied tensors under each of their names.
+        trust_remote_code: run the model's own code to load it again.
 
     Raises:
         CheckpointError: what comes back is not what was written.
     """
     policy.model.save_pretrained(directory, state_dict=dict(weights))
     policy.tokenizer.save_pretrained(directory)
-    verify_export(directory, weights=weights)
+    verify_export(directory, weights=weights, trust_remote_code=trust_remote_code)
 
 
-def verify_export(directory: Path, *, weights: Mapping[str, Tensor]) -> None:
+def verify_export(directory: Path, *, weights: Mapping[str, Tensor], trust_remote_code: bool = False) -> None:
     """Load a directory as a user would, and compare.
 
     Raises:
         CheckpointError: a tensor is missing, new, or different.
     """
     dtype = next(iter(weights.values())).dtype
-    model, info = AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, output_loading_info=True)
+    model, info = _load_model(directory, dtype=dtype, trust_remote_code=trust_remote_code)
     found = model.state_dict()
     problems = [
         f"{kind.replace('_', ' ')}: {', '.join(sorted(map(str, names))[:5])}" for kind, names in info.items() if names

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from tbactl.config.layout import ProcessConfig
 from tbactl.errors import ChildFailedError
@@ -56,17 +57,19 @@ class RankGroup:
             )
             # Rank 0 may rest for longer than a collective may take: its silence is bounded by the supervisor, which
             # ends a rank 0 that stands still, and by the kernel, which closes the connection of one that dies.
-            self._commands = dist.new_group(backend="gloo", timeout=timedelta(days=365))
+            commands = dist.new_group(backend="gloo", timeout=timedelta(days=365))
         except (RuntimeError, TimeoutError) as error:
             raise ChildFailedError(
                 f"trainer rank {self.rank}: the {self.size} ranks did not meet within {timeout.total_seconds():g} s "
                 f"(supervision.progress_timeout_s): {error}"
             ) from error
+        assert isinstance(commands, dist.ProcessGroup)
+        self._commands = commands
 
-    def _store(self, config: ProcessConfig) -> dist.Store:
+    def _store(self, config: ProcessConfig) -> Store:
         if self.size == 1:
-            return dist.HashStore()
-        return dist.TCPStore(
+            return HashStore()
+        return TCPStore(
             os.environ.get("MASTER_ADDR", "127.0.0.1"),
             int(os.environ.get("MASTER_PORT", config.rendezvous_port)),
             self.size,

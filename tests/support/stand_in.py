@@ -1,8 +1,8 @@
 """A child process without an engine or a learner: it speaks only the control page's language, and fails on request.
 
 `trainer.options` and `searchers.engine_options` may hold: step_seconds, load_seconds, exit_while_loading (code),
-exit_after (steps), exit_code, hang_after (steps), idle_after (steps: alive, but nothing gets on), never_evaluate, never_load,
-ignore_stop, ignore_sigterm, only (this index), once (only in the first life).
+exit_after (steps), exit_code, hang_after (steps), idle_after (steps: alive, but nothing gets on), never_evaluate,
+never_load, ignore_stop, ignore_sigterm, only (this index), once (only in the first life).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import pytest
 
 from tbactl.config.layout import RunLayout
 from tbactl.dashboard.describe import SENTENCES, describe_event, duration
-from tbactl.dashboard.lines import event_line, step_line
+from tbactl.dashboard.lines import LineSource, event_line, step_line
 from tbactl.dashboard.state import Gatherer, PageSnapshot, page_snapshot
 from tbactl.dashboard.tail import JsonlTail
 from tbactl.ipc.control_page import ControlPage
@@ -90,6 +90,18 @@ def test_steps_done_again_after_a_resume_replace_the_first_ones(layout: RunLayou
     append(layout.metrics, metrics_line(4, time_s=4.0, reward=0.9))
     state = Gatherer(layout, config=make_config()).gather(make_record(), page=None, elapsed_s=0.0)
     assert state.rewards == [(1.0, 0.1), (2.0, 0.1), (3.0, 0.1), (4.0, 0.9)]
+
+
+def test_lines_of_an_attempt_leave_out_those_before_it(layout: RunLayout):
+    for attempt in (1, 2):
+        append(layout.events, {"kind": "run_started", "process": "supervisor", "details": {"attempt": attempt}})
+        append(layout.events, {"kind": "resumed", "process": "supervisor", "details": {"checkpoint": str(attempt)}})
+    append(layout.metrics, metrics_line(1, time_s=1.0))
+    source = LineSource(layout, config=make_config(), attempt=2)
+    assert [line.rpartition(" ")[2] for line in source.new_lines()] == ["attempt=2", "checkpoint=2"]
+    append(layout.metrics, metrics_line(2, time_s=2.0))
+    assert [line.split()[0] for line in source.new_lines()] == ["step=2/60"]
+    assert len(list(LineSource(layout, config=make_config()).new_lines())) == 6
 
 
 def test_run_without_files_has_an_empty_state(layout: RunLayout):

@@ -144,6 +144,8 @@ def test_live_view_draws_at_its_own_pace(run):
 def test_terminal_that_cannot_show_the_dashboard_gets_lines(run, console: Console, capsys: pytest.CaptureFixture[str]):
     with open_for(run, console) as view:
         assert isinstance(view, PlainView)
+        with run[0].metrics.open("a") as file:
+            file.write('{"step": 2, "time_s": 3.0, "metrics": {}}\n')
         view.update()
         view.update()
     lines = capsys.readouterr().out.splitlines()

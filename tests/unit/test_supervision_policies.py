@@ -7,10 +7,10 @@ import pytest
 
 from tbactl.clock import FakeClock
 from tbactl.config.sections import EvaluationSection, SupervisionSection
-from tbactl.ipc.control_page import SEARCHER_WORDS, TRAINER_WORDS, ProcessState
+from tbactl.ipc.control_page import SEARCHER_WORDS, TRAINER_WORDS, ProcessState, TrainerPhase
 from tbactl.supervision.restart import MAX_BACKOFF_S, RestartPolicy
 from tbactl.supervision.signals import DEBOUNCE_S, StopSignals
-from tbactl.supervision.watchdog import complaint, progress_of
+from tbactl.supervision.watchdog import complaint, is_anyone_busy, progress_of
 
 BOUNDS = SupervisionSection(start_timeout_s=100, heartbeat_timeout_s=10, progress_timeout_s=50)
 
@@ -69,6 +69,21 @@ def test_run_position_changes_with_the_trainers_work(word: str):
     trainer, searcher = dict.fromkeys(TRAINER_WORDS, 0.0), dict.fromkeys(SEARCHER_WORDS, 0.0)
     assert progress_of(trainer, [searcher]) != progress_of(trainer | {word: 1.0}, [searcher])
     assert progress_of(trainer, [searcher]) == progress_of(trainer | {"heartbeat_ns": 1.0}, [searcher])
+
+
+@pytest.mark.parametrize(
+    ("phase", "words", "is_busy"),
+    [
+        (TrainerPhase.WAITING, {}, False),
+        (TrainerPhase.FILLING, {"num_active_requests": 3}, True),
+        (TrainerPhase.WAITING, {"evaluating": 1}, True),
+        (TrainerPhase.TRAINING, {}, True),
+        (TrainerPhase.CHECKPOINTING, {}, True),
+    ],
+)
+def test_run_is_busy_while_anybody_computes(phase: TrainerPhase, words: dict[str, float], is_busy: bool):
+    trainer, searcher = dict.fromkeys(TRAINER_WORDS, 0.0), dict.fromkeys(SEARCHER_WORDS, 0.0)
+    assert is_anyone_busy(trainer | {"phase": phase}, [searcher, searcher | words]) == is_busy
 
 
 @pytest.mark.parametrize(

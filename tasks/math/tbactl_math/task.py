@@ -181,7 +181,8 @@ class MathTask:
         for prompt in prompts:
             gold = prompt.facts["answer"]
             cases = {f"\\boxed{{{gold}}}": 1.0, f"#### {gold}": 1.0, prompt.facts.get("solution", gold): 1.0}
-            cases |= {"": 0.0, "####": 0.0, "I do not know.": 0.0, f"#### {gold}1": 0.0}
+            near_miss = f"{gold}1" if gold.isdigit() else "987654321"
+            cases |= {"": 0.0, "####": 0.0, "I do not know.": 0.0, f"#### {near_miss}": 0.0}
             rewards = self.score(prompt, [_completion(text) for text in cases])
             for (text, value), reward in zip(cases.items(), rewards, strict=True):
                 if reward.error or reward.value != value:

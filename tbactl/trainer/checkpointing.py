@@ -1,0 +1,95 @@
+"""What a checkpoint of the trainer holds, and how a run goes on from it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from tbactl.checkpoints.store import CheckpointStore, usable_checkpoint
+from tbactl.checkpoints.trainer_state import TrainerState, read_trainer_state, write_trainer_state
+from tbactl.config.layout import CheckpointLayout, ProcessConfig
+from tbactl.errors import CheckpointError
+from tbactl.protocols import Learner
+from tbactl.replay.buffer import ReplayBuffer
+from tbactl.replay.snapshot import load_buffer, save_buffer
+from tbactl.trainer.batches import first_rng_state
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpointing:
+    """Writes learner, exported policy, replay buffer and state as one transaction."""
+
+    def __init__(self, store: CheckpointStore, *, state: TrainerState, buffer: ReplayBuffer, learner: Learner) -> None:
+        self._store = store
+        self._state = state
+        self._buffer = buffer
+        self._learner = learner
+        self._written: int | None = None
+
+    def has(self, step: int) -> bool:
+        """Whether this process has written (or resumed from) the checkpoint of a step, and nothing happened since."""
+        return self._written == step
+
+    def note_resumed(self) -> None:
+        """The state is that of a checkpoint on disk."""
+        self._written = self._state.policy_version
+
+    def write(self) -> None:
+        """Write a checkpoint of the state as it is.
+
+        Raises:
+            CapacityError: the disk is full.
+            CheckpointError: the exported policy does not load as it was written.
+        """
+        step = self._state.policy_version
+        with self._store.writing(step=step) as checkpoint:
+            self._learner.export_policy(checkpoint.policy)
+            self._learner.save(checkpoint.learner)
+            save_buffer(self._buffer, checkpoint.replay)
+            write_trainer_state(checkpoint, self._state)
+        self._written = step
+        logger.info("checkpoint step=%d", step)
+
+
+def new_state(config: ProcessConfig) -> TrainerState:
+    """The state of a run that begins."""
+    run = config.run
+    return TrainerState(
+        sampler_rng=first_rng_state(run.seed),
+        stream_positions=[0] * run.searchers.num_searchers,
+        reference=run.policy.path,
+    )
+
+
+def find_checkpoint(config: ProcessConfig) -> Path | None:
+    """The checkpoint to resume from: the one asked for or, when it is damaged, the newest good one before it.
+
+    Raises:
+        CheckpointError: there is none that can be used.
+    """
+    return None if config.resume_checkpoint is None else usable_checkpoint(config.resume_checkpoint)
+
+
+def restore_state(checkpoint: Path, config: ProcessConfig) -> tuple[TrainerState, ReplayBuffer]:
+    """State and replay buffer of a checkpoint; the learner loads its own part.
+
+    Raises:
+        CheckpointError: a file is damaged, or it is a checkpoint of another run.
+    """
+    run = config.run
+    state = read_trainer_state(checkpoint)
+    if len(state.stream_positions) != run.searchers.num_searchers:
+        raise CheckpointError(
+            f"{checkpoint} was written with {len(state.stream_positions)} searchers, this run has "
+            f"{run.searchers.num_searchers} (searchers.num_searchers): prompts are dealt by that number."
+        )
+    if state.reference != run.policy.path:
+        raise CheckpointError(
+            f"{checkpoint} was trained against the reference policy '{state.reference}', not '{run.policy.path}' "
+            f"(policy.path)."
+        )
+    layout = CheckpointLayout(checkpoint)
+    replay = run.replay
+    buffer = load_buffer(layout.replay, capacity=replay.capacity, capacity_per_prompt=replay.capacity_per_prompt)
+    return state, buffer

@@ -1,0 +1,98 @@
+"""From the searchers' rings into the replay buffer.
+
+Before this file on the way of a trajectory: the ring. After it: the replay buffer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from tbactl.checkpoints.trainer_state import TrainerState
+from tbactl.ipc.codec import CodecError, decode
+from tbactl.ipc.ring import RingReader
+from tbactl.replay.buffer import ReplayBuffer
+from tbactl.types import TrajectoryGroup
+
+logger = logging.getLogger(__name__)
+
+# So many records of one ring at a time: a searcher as fast as the trainer reads must not hold it.
+MAX_RECORDS = 1024
+
+
+class Intake:
+    """Reads all rings, in the order of searchers, and admits groups. What is damaged is counted, never fatal.
+
+    Args:
+        rings: one for each searcher.
+        buffer: where groups go.
+        state: whose counters and prompt cursors are kept up to date.
+    """
+
+    def __init__(self, rings: Sequence[RingReader], *, buffer: ReplayBuffer, state: TrainerState) -> None:
+        self._rings = rings
+        self._buffer = buffer
+        self._state = state
+        self._num_undecodable = 0
+
+    @classmethod
+    def open(cls, paths: Sequence[Path], *, buffer: ReplayBuffer, state: TrainerState) -> Intake:
+        """Open the rings for reading."""
+        return cls([RingReader.open(path) for path in paths], buffer=buffer, state=state)
+
+    def receive(self) -> list[TrajectoryGroup]:
+        """Groups that have arrived and not been received before; they are not in the buffer yet."""
+        groups = []
+        for ring in self._rings:
+            for _ in range(MAX_RECORDS):
+                payload = ring.try_read()
+                if payload is None:
+                    break
+                group = self._decode(payload)
+                if group is not None:
+                    groups.append(group)
+        return groups
+
+    def admit(self, group: TrajectoryGroup) -> None:
+        """Put a group into the buffer and note that its prompt has arrived.
+
+        Raises:
+            TaskError: its prompt id stands for two prompts, or a reward is not finite.
+        """
+        self._buffer.insert(group)
+        self._state.count(
+            groups_received=1, trajectories_received=len(group.trajectories), completions_failed=group.num_failed
+        )
+        positions = self._state.stream_positions
+        positions[group.searcher] = max(positions[group.searcher], group.stream_position)
+
+    def drain(self) -> int:
+        """Receive and admit everything; returns the number of groups."""
+        groups = self.receive()
+        for group in groups:
+            self.admit(group)
+        return len(groups)
+
+    @property
+    def num_damaged(self) -> int:
+        """Records that could not be used, in this process's life and, for those the rings found, before."""
+        return self._num_undecodable + sum(ring.num_corrupt + ring.num_lost for ring in self._rings)
+
+    def close(self) -> None:
+        """Unmap the rings."""
+        for ring in self._rings:
+            ring.close()
+
+    def _decode(self, payload: bytes) -> TrajectoryGroup | None:
+        try:
+            record = decode(payload)
+        except CodecError as error:
+            self._num_undecodable += 1
+            logger.error("a record is left out: %s", error)
+            return None
+        if not isinstance(record, TrajectoryGroup) or record.searcher >= len(self._rings):
+            self._num_undecodable += 1
+            logger.error("a record is left out: %s is not a group of this run's searchers", type(record).__name__)
+            return None
+        return record

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from tbactl.errors import ChildFailedError, TaskError
+from tbactl.ipc.control_page import ProcessState, RunState
+from tbactl.searcher.evaluation import MARKER
+from tbactl.testing.fake_policy import FakePolicy
+from tbactl.testing.fake_task import FakeTask
+from tests.support.searchers import SearcherHarness
+
+SYNC = {"mode": "sync", "sync": {"period": 1}, "replay": {"on_policy_fraction": 1.0}}
+EVALUATION = {"evaluation": {"num_prompts": 5, "timeout_s": 30.0}}
+
+
+@pytest.fixture
+def make(tmp_path):
+    made = []
+
+    def build(name: str = "run", **arguments) -> SearcherHarness:
+        root = tmp_path / name
+        root.mkdir(exist_ok=True)
+        harness = SearcherHarness(root, **arguments)
+        made.append(harness)
+        return harness
+
+    yield build
+    for harness in made:
+        harness.close()
+
+
+def with_searchers(settings=None, **changes):
+    searchers = {"engine": "fake", "num_completions": 3, "max_new_tokens": 8, "max_concurrent_groups": 2}
+    return (settings or {}) | {"searchers": searchers | changes}
+
+
+def test_searcher_writes_whole_groups_of_consecutive_prompts(make):
+    searcher = make()
+    groups = searcher.groups_after(6)
+    assert {len(group.trajectories) for group in groups} == {3}
+    stream = FakeTask(num_prompts=50).prompts("train", seed=0)
+    expected = [next(stream).prompt_id for _ in groups]
+    assert sorted(group.prompt_id for group in groups) == sorted(expected)
+    for group in groups:
+        for trajectory in group.trajectories:
+            assert trajectory.reward == pytest.approx(
+                trajectory.completion.text.count("a") / max(1, len(trajectory.completion.text))
+            )
+    uids = [trajectory.uid for group in groups for trajectory in group.trajectories]
+    assert len(set(uids)) == len(uids)
+
+
+def test_failed_requests_cost_their_completion_only(make):
+    searcher = make(settings=with_searchers(num_completions=4, engine_options={"fail_every": 5}))
+    groups = searcher.groups_after(5)
+    assert {len(group.trajectories) for group in groups} <= {3, 4}
+    assert searcher.slot.get("num_failed") >= sum(group.num_failed for group in groups) > 0
+
+
+def test_when_everything_fails_the_searcher_gives_up_with_the_reason(make):
+    searcher = make(settings=with_searchers(engine_options={"fail_every": 1}))
+    with pytest.raises(ChildFailedError, match="the engine failed"):
+        searcher.turns(3000)
+
+
+def test_broken_task_ends_the_searcher(make):
+    class Broken(FakeTask):
+        name = "broken"
+
+        def score(self, prompt, completions):
+            return []
+
+    searcher = make(task=Broken(num_prompts=50))
+    with pytest.raises(TaskError, match="broken"):
+        searcher.turns(3000)
+
+
+def test_full_ring_stops_new_prompts_and_nothing_is_lost(make):
+    searcher = make(ring_capacity_bytes=4096)
+    searcher.turns(400)
+    started = searcher.slot.get("num_prompts_started")
+    assert searcher.slot.get_float("f_ring_fill") > 0.5
+    searcher.turns(200)
+    assert searcher.slot.get("num_prompts_started") == started, "a full ring must be back-pressure"
+    groups = searcher.groups_after(started + 4)
+    assert len({group.prompt_id for group in groups}) == len(groups)
+
+
+def test_new_weights_are_loaded_between_steps_and_tag_what_follows(make):
+    searcher = make()
+    first = searcher.groups_after(2)
+    assert {group.newest_version for group in first} == {0}
+    searcher.publish(3)
+    searcher.turns(1)
+    assert searcher.slot.get("loaded_version") == 3 and searcher.slot.get("num_syncs") == 1
+    assert searcher.slot.get("num_alarms") == 0
+    assert 0.0 <= searcher.slot.get_float("f_logprob_difference") < 1e-5
+    assert searcher.slot.get("fingerprint") != 0
+    later = searcher.groups_after(8)
+    spans = {(t.completion.first_version, t.completion.last_version) for g in later for t in g.trajectories}
+    assert (3, 3) in spans and spans <= {(0, 0), (0, 3), (3, 3)}
+
+
+def test_weights_that_do_not_take_effect_raise_an_alarm(make):
+    searcher = make(settings=with_searchers(engine_options={"ignore_weights": True}))
+    searcher.publish(1)
+    searcher.turns(2)
+    assert searcher.slot.get("num_alarms") == 1
+    assert searcher.slot.get_float("f_logprob_difference") > 1e-3
+
+
+def test_resumed_searcher_waits_for_the_trainers_weights(make):
+    searcher = make(must_load=True)
+    searcher.turns(50)
+    assert searcher.slot.get("num_prompts_started") == 0
+    searcher.publish(20)
+    assert {group.newest_version for group in searcher.groups_after(3)} == {20}
+
+
+def test_searcher_restarted_after_a_crash_repeats_only_what_was_in_flight(make):
+    before = make()
+    first = before.groups_after(7)
+    position = before.slot.get("stream_position")
+    before.turns(3)  # some prompts are in flight when it dies
+    first += before.groups()
+    position = before.slot.get("stream_position")
+    before.close()
+    after = make(start=position, attempt=2)
+    second = after.groups_after(6)
+    seen = [group.prompt_id for group in first + second]
+    stream = FakeTask(num_prompts=50).prompts("train", seed=0)
+    expected = [next(stream).prompt_id for _ in range(len(set(seen)) - 2)]
+    assert set(expected) <= set(seen), "a prompt was skipped"
+    assert len(seen) - len(set(seen)) <= 2, "more was repeated than was in flight"
+    uids = [trajectory.uid for group in first + second for trajectory in group.trajectories]
+    assert len(set(uids)) == len(uids)
+
+
+def test_sync_mode_starts_what_is_granted_and_writes_in_order(make):
+    searcher = make(settings=with_searchers(SYNC, max_concurrent_groups=3))
+    searcher.turns(30)
+    assert searcher.slot.get("num_prompts_started") == 0
+    searcher.trainer.set(granted_groups=5)
+    groups = searcher.groups_after(5)
+    searcher.turns(30)
+    assert searcher.slot.get("num_prompts_started") == 5 and searcher.groups() == []
+    assert [group.stream_position for group in groups] == [1, 2, 3, 4, 5]
+    searcher.trainer.set(published_version=1, granted_groups=7)  # announced, but its file is not there
+    searcher.turns(30)
+    assert searcher.slot.get("num_prompts_started") == 5, "it must not start on old weights"
+    searcher.publish(1)
+    assert [group.newest_version for group in searcher.groups_after(2)] == [1, 1]
+
+
+def test_sync_mode_gives_the_same_bits_for_the_same_seed(make):
+    def explore(name, seed):
+        searcher = make(name, settings=with_searchers(SYNC, max_concurrent_groups=3) | {"seed": seed})
+        groups = []
+        for version in range(3):
+            if version:
+                searcher.publish(version)
+            searcher.trainer.set(granted_groups=4 * (version + 1))
+            groups += searcher.groups_after(4)
+        return groups
+
+    assert explore("a", 1) == explore("b", 1)
+    assert explore("c", 2) != explore("d", 1)
+
+
+def test_sync_mode_two_searchers_share_the_grant(make):
+    settings = with_searchers(SYNC, num_searchers=2)
+    both = [make(settings=settings, index=index) for index in range(2)]
+    both[0].trainer.set(granted_groups=5)
+    groups = [searcher.groups_after(count) for searcher, count in zip(both, (3, 2), strict=True)]
+    assert [len(own) for own in groups] == [3, 2]
+    assert len({group.prompt_id for own in groups for group in own}) == 5
+
+
+def test_evaluation_comes_first_and_is_recorded_with_its_version(make):
+    searcher = make(settings=EVALUATION)
+    searcher.turns(1)
+    assert searcher.slot.get("evaluated_version_plus_1") == 1 and searcher.slot.get("num_prompts_started") == 0
+    searcher.groups_after(2)
+    searcher.publish(4)
+    searcher.trainer.set(evaluate_version=4)
+    searcher.publish(5)
+    searcher.turns(1)
+    assert searcher.slot.get("evaluated_version_plus_1") == 5
+    lines = [json.loads(line) for line in searcher.config.layout.evaluations.read_text().splitlines()]
+    assert [line["policy_version"] for line in lines] == [0, 4]
+    assert all(line["num_prompts"] == 5 and line["seconds"] > 0 and line["elapsed_s"] > 0 for line in lines)
+    searcher.turns(1)
+    assert searcher.slot.get("loaded_version") == 5
+    assert searcher.slot.get("evaluating") == 0
+
+
+def test_evaluation_lets_training_requests_go_on(make):
+    searcher = make(settings=EVALUATION)
+    searcher.turns(4)
+    assert searcher.engine.num_unfinished > 0
+    started = searcher.slot.get("num_prompts_started")
+    searcher.publish(1)
+    searcher.trainer.set(evaluate_version=1)
+    groups = searcher.groups_after(started)
+    assert len({group.prompt_id for group in groups}) == len(groups) >= started
+
+
+def test_restarted_searcher_does_not_evaluate_a_version_again(make):
+    first = make(settings=EVALUATION)
+    first.turns(1)
+    assert (first.config.shm.root / MARKER).read_text() == "0"
+    first.close()
+    second = make(settings=EVALUATION, attempt=2)
+    assert second.slot.get("evaluated_version_plus_1") == 1
+    second.turns(5)
+    assert len(second.config.layout.evaluations.read_text().splitlines()) == 1
+
+
+def test_searchers_other_than_the_first_never_evaluate(make):
+    searcher = make(settings=with_searchers(EVALUATION, num_searchers=2), index=1)
+    searcher.turns(5)
+    assert not searcher.config.layout.evaluations.exists()
+
+
+def test_evaluation_that_takes_too_long_is_an_alarm_and_exploring_goes_on(make):
+    settings = with_searchers(EVALUATION | {"evaluation": {"num_prompts": 5, "timeout_s": 0.001}})
+    searcher = make(settings=settings)
+    assert len(searcher.groups_after(4)) >= 4
+    assert searcher.slot.get("num_alarms") == 1 and searcher.slot.get("evaluated_version_plus_1") == 1
+    assert not searcher.config.layout.evaluations.exists()
+
+
+def test_finished_training_stops_new_prompts_but_not_the_last_evaluation(make):
+    searcher = make(settings=EVALUATION)
+    searcher.groups_after(2)
+    searcher.publish(9)
+    searcher.trainer.set(finished=1, evaluate_version=9)
+    searcher.turns(2)
+    started = searcher.slot.get("num_prompts_started")
+    searcher.turns(60)
+    assert searcher.slot.get("num_prompts_started") == started
+    assert searcher.slot.get("evaluated_version_plus_1") == 10
+    assert searcher.engine.num_unfinished == 0
+
+
+def test_run_drains_what_is_finished_and_ends_when_told(make):
+    searcher = make(task=FakeTask(num_prompts=50, score_seconds=0.05))
+    thread = threading.Thread(target=searcher.searcher.run)
+    thread.start()
+    while searcher.slot.get("num_completions") < 30:
+        searcher.clock.sleep(0.01)
+    searcher.page.supervisor.set(run_state=RunState.DRAINING)
+    while searcher.slot.get("state") != ProcessState.DRAINING:
+        searcher.clock.sleep(0.01)
+    searcher.clock.sleep(0.5)
+    started = searcher.slot.get("num_prompts_started")
+    assert thread.is_alive(), "it waits for STOPPING"
+    searcher.page.supervisor.set(run_state=RunState.STOPPING)
+    thread.join(timeout=5.0)
+    assert not thread.is_alive()
+    assert searcher.slot.get("num_prompts_started") == started
+    groups = searcher.groups()
+    assert len(groups) == searcher.slot.get("num_groups_written") >= started - 2
+    assert searcher.scorer.num_pending == 0
+
+
+def test_refused_weights_end_the_searcher(make):
+    searcher = make()
+    policy = FakePolicy.initial(searcher.config.shm.root)
+    searcher.publish(1, policy=policy)
+    path = next(searcher.config.shm.weights.glob("*.safetensors"))
+    path.chmod(0o600)
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    save_file({"other": np.zeros(3, dtype=np.float32)}, path)
+    with pytest.raises(ChildFailedError, match="other"):
+        searcher.turns(1)
