@@ -1,4 +1,6 @@
-"""The extension points. How they meet, without the processes, rings and restarts that stand between them:
+"""The extension points.
+
+How they meet, without the processes, rings and restarts that stand between them:
 
     for prompt in task.prompts("train", seed):                                   # searcher
         for _ in range(S):
@@ -56,7 +58,7 @@ class Task(Protocol):
         ...
 
     def self_check(self) -> list[str]:
-        """Problems found without a model (a gold answer that does not score the maximum, say). Empty when all is well."""
+        """Problems found without a model (a gold answer that does not score the maximum). Empty when all is well."""
         ...
 
     def close(self) -> None:
@@ -114,7 +116,7 @@ class Engine(Protocol):
         ...
 
     def sequence_logprobs(self, sequences: Sequence[tuple[tuple[int, ...], int]]) -> list[tuple[float, ...]]:
-        """Log-probs at temperature 1 of given tokens: each item is (token ids, prompt length); the prompt is not scored."""
+        """Log-probs at temperature 1 of given tokens, each item (token ids, prompt length); prompts are not scored."""
         ...
 
     def close(self) -> None:
@@ -132,8 +134,10 @@ class ProbeBatch:
 class Learner(Protocol):
     """The trainer's heavy half: from groups to an optimizer step. One in each trainer rank, called in step."""
 
-    def update(self, groups: Sequence[TrajectoryGroup], *, beta: float, should_abort: Callable[[], bool]) -> dict[str, float]:
-        """One optimizer step on the given groups; returns metrics. An abort leaves the weights as they were (empty dict)."""
+    def update(
+        self, groups: Sequence[TrajectoryGroup], *, beta: float, should_abort: Callable[[], bool]
+    ) -> dict[str, float]:
+        """One optimizer step on the groups; returns metrics. An abort leaves the weights alone and returns none."""
         ...
 
     def probe_logprobs(self, probe: ProbeBatch) -> list[tuple[float, ...]]:

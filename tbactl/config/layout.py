@@ -1,5 +1,7 @@
 """Where things lie: the run directory on disk, the shared-memory directory, and the JSON each process is given.
 
+The two directories:
+
     RUN/
       config/resolved.json                 the whole RunConfig
       config/{trainer,searcher}-I.json     one ProcessConfig per process

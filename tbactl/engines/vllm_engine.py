@@ -46,6 +46,7 @@ from tbactl.weight_sync.weights_file import check_shapes, mapped_weights
 _BACKEND = "tbactl-mapped-file"
 # Room for the sequences of a probe beside a full load: a check must not wait for a completion to end.
 _EXTRA_SEQUENCES = 8
+_CPU_BATCHED_TOKENS = 2048
 _MIN_KV_CACHE_BYTES, _MAX_KV_CACHE_BYTES = 64 * 2**20, 8 * 2**30
 
 
@@ -243,6 +244,12 @@ def _engine_arguments(config: EngineConfig, options: VllmOptions) -> dict[str, A
         "block_size": options.block_size or (32 if is_cpu else None),
         "max_num_batched_tokens": options.max_num_batched_tokens,
     }
+    if is_cpu:
+        # A prompt split over two steps rewinds the generator of a seeded request, which a CPU generator cannot do.
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(
+            options.max_num_batched_tokens or _CPU_BATCHED_TOKENS, config.max_model_tokens + 1
+        )
     return {name: value for name, value in arguments.items() if value is not None}
 
 

@@ -1,0 +1,1 @@
+"""Evaluates a policy: by its task, or by lm-eval over our engine."""

@@ -27,7 +27,7 @@ from tbactl.types import Completion, Prompt, SamplingParams
 
 
 class EngineLM(LM):
-    """An engine as lm-eval sees a model. Prompts are passed as they come: no chat template unless the harness adds one."""
+    """An engine as lm-eval sees a model. Prompts are passed as they come, without a chat template."""
 
     def __init__(self, engine: Engine, *, max_new_tokens: int) -> None:
         super().__init__()

@@ -1,0 +1,1 @@
+"""What processes share: rings, records, the control page, a child's pulse."""

@@ -1,8 +1,8 @@
 """The control page: one small memory-mapped file through which the processes of a run see one another.
 
-It is a table of slots (supervisor, trainer ranks, searchers) of 8-byte words. Each slot has ONE writer, its own process;
-everybody may read. A word is stored with a single aligned 8-byte store, so a reader sees the old or the new value, never
-a mixture; two words are not updated together, so none depends on another being newer.
+It is a table of slots (supervisor, trainer ranks, searchers) of 8-byte words. Each slot has ONE writer, its own
+process; everybody may read. A word is stored with a single aligned 8-byte store, so a reader sees the old or the new
+value, never a mixture; two words are not updated together, so none depends on another being newer.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Slot:
         return self._floats[self._index[name]]
 
     def set(self, **values: int | float) -> None:
-        """Store words. Only the slot's own process calls this (the supervisor resets a slot before it starts a child)."""
+        """Store words. Only the slot's own process does; the supervisor resets a slot before it starts a child."""
         for name, value in values.items():
             if name.startswith("f_"):
                 self._floats[self._index[name]] = float(value)

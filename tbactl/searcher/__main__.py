@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tbactl.config.layout import ProcessConfig
 from tbactl.errors import TbactlError
-from tbactl.ipc.child import die_with_parent
+from tbactl.ipc.child import die_with_parent, leave
 
 
 def main() -> int:
@@ -34,4 +34,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -70,6 +70,11 @@ class Fleet:
         )
 
     @property
+    def all_stopped(self) -> bool:
+        """Whether every child that lives says that it is done."""
+        return all(self._slot(child.spec).get("state") == ProcessState.STOPPED for child in self.alive())
+
+    @property
     def has_all_trainers(self) -> bool:
         """Whether every trainer rank lives."""
         num_alive = sum(child.spec.role == "trainer" for child in self.alive())

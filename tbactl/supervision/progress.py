@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,10 @@ class ProgressRecorder:
         """Look once."""
         trainer = self._page.trainer().snapshot()
         self._observe_version(int(trainer["policy_version"]))
+        for name, slot in self._children():
+            is_ready = {"is_ready": float(slot["state"] in (ProcessState.READY, ProcessState.RUNNING))}
+            if self._changed(name, "is_ready", is_ready):
+                self._events.record("child_ready", process=name, pid=int(slot["pid"]))
         if step := self._changed("trainer-0", "checkpoint_step", trainer):
             self._events.record("checkpoint", process="trainer-0", step=int(step))
         if self._changed("trainer-0", "finished", trainer):
@@ -80,10 +84,13 @@ class ProgressRecorder:
             )
         )
 
+    def _children(self) -> Iterator[tuple[str, dict[str, float]]]:
+        for rank in range(self._page.num_trainer_ranks):
+            yield f"trainer-{rank}", self._page.trainer(rank).snapshot()
+        for index in range(self._page.num_searchers):
+            yield f"searcher-{index}", self._page.searcher(index).snapshot()
+
     def _observe_searcher(self, name: str, slot: dict[str, float]) -> None:
-        state = self._changed(name, "state", slot)
-        if state == ProcessState.READY:
-            self._events.record("child_ready", process=name, pid=int(slot["pid"]))
         if alarms := self._changed(name, "num_alarms", slot):
             difference = slot["f_logprob_difference"]
             self._events.record("alarm", process=name, num_alarms=int(alarms), logprob_difference=difference)

@@ -14,6 +14,9 @@ from tbactl.supervision.signals import StopSignals
 POLL_S = 0.05
 # Of the grace time, what is kept for SIGTERM to work.
 TERMINATE_S = 2.0
+# What a child that has said STOPPED may take to leave. It has closed everything; tearing down an interpreter full of
+# libraries can take many seconds more, for nothing.
+LEAVE_S = 1.0
 
 
 class Shutdown:
@@ -37,6 +40,7 @@ class Shutdown:
         self._clock = clock
         self._tick = tick
         self._grace_s = grace_s
+        self._stopped_since_s = clock.monotonic_s()
 
     def run(self, *, drain: bool, has_run: bool) -> None:
         """End all children.
@@ -52,7 +56,7 @@ class Shutdown:
             self._try(lambda: self._wait(ask_until_s, lambda: not self._trainers_alive()))
         self._try(lambda: self._announce(RunState.STOPPING))
         if has_run:
-            self._try(lambda: self._wait(ask_until_s, lambda: not self._fleet.alive()))
+            self._try(lambda: self._wait(ask_until_s, self._all_stopped))
         self._try(self._terminate)
         self._try(lambda: self._wait(min(deadline_s, self._clock.monotonic_s() + TERMINATE_S), self._all_ended))
         self._try(self._kill)
@@ -73,6 +77,13 @@ class Shutdown:
 
     def _all_ended(self) -> bool:
         return not self._fleet.alive()
+
+    def _all_stopped(self) -> bool:
+        """Whether those that still live have said for a while that they are done."""
+        now = self._clock.monotonic_s()
+        if not self._fleet.all_stopped:
+            self._stopped_since_s = now
+        return self._all_ended() or now - self._stopped_since_s > LEAVE_S
 
     def _trainers_alive(self) -> bool:
         return any(child.spec.role == "trainer" for child in self._fleet.alive())

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from tbactl.config.layout import ProcessConfig
 from tbactl.errors import ConfigError, TbactlError
-from tbactl.ipc.child import die_with_parent
+from tbactl.ipc.child import die_with_parent, leave
 from tbactl.trainer.session import run_trainer
 
 
@@ -38,4 +38,4 @@ def _read(path: Path) -> ProcessConfig:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

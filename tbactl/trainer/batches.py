@@ -121,8 +121,8 @@ class TurnBatches:
     """Mode sync: searchers and trainer take turns, on-policy.
 
     A turn: all searchers hold the newest policy; B groups are granted; exactly these, in the order of the prompt
-    stream, make the batch. A searcher that loses a group sends it empty. So a run depends on its seed alone. Nothing of a turn enters the state before its step is
-    done: a run stopped in mid-turn has its groups generated again.
+    stream, make the batch. A searcher that loses a group sends it empty. So a run depends on its seed alone. Nothing
+    of a turn enters the state before its step is done: a run stopped in mid-turn has its groups generated again.
     """
 
     def __init__(

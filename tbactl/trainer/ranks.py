@@ -36,7 +36,8 @@ class Command:
 class RankGroup:
     """The trainer's processes. A single rank needs no launcher, no port and no network.
 
-    Several ranks meet at MASTER_ADDR:MASTER_PORT, or on this machine at the port the supervisor chose.
+    Several ranks meet at MASTER_ADDR:MASTER_PORT, or on this machine at the port the supervisor chose. A process group
+    that exists already is used as it is.
 
     Args:
         config: of this rank.
@@ -49,12 +50,14 @@ class RankGroup:
     def __init__(self, config: ProcessConfig, *, device: torch.device) -> None:
         self.rank = config.index
         self.size = config.run.trainer.num_ranks
+        self._is_ours = not dist.is_initialized()
         backend = "nccl" if device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=config.run.supervision.progress_timeout_s)
         try:
-            dist.init_process_group(
-                backend, store=self._store(config), rank=self.rank, world_size=self.size, timeout=timeout
-            )
+            if self._is_ours:
+                dist.init_process_group(
+                    backend, store=self._store(config), rank=self.rank, world_size=self.size, timeout=timeout
+                )
             # Rank 0 may rest for longer than a collective may take: its silence is bounded by the supervisor, which
             # ends a rank 0 that stands still, and by the kernel, which closes the connection of one that dies.
             commands = dist.new_group(backend="gloo", timeout=timedelta(days=365))
@@ -124,6 +127,6 @@ class RankGroup:
             dist.barrier(group=self._commands)
 
     def close(self) -> None:
-        """Leave."""
-        if dist.is_initialized():
+        """Leave, unless whoever started this process had entered before."""
+        if self._is_ours:
             dist.destroy_process_group()

@@ -232,6 +232,15 @@ def test_children_that_ignore_everything_are_killed_after_the_grace_time(tmp_pat
         run.assert_nothing_left()
 
 
+def test_child_that_is_done_but_slow_to_leave_is_not_waited_for(tmp_path: Path):
+    supervision = {"stop_grace_s": 60.0}
+    with supervised_run(tmp_path, searchers={"engine_options": {"leave_seconds": 60}}, supervision=supervision) as run:
+        run.wait_for_event("run_state", state="STOPPING")
+        assert run.wait(timeout_s=5.0) == 0
+        assert len(run.events("child_terminated")) == 2 and run.events("child_killed") == []
+        run.assert_nothing_left()
+
+
 def test_second_interrupt_kills_at_once(tmp_path: Path):
     stubborn = {"ignore_stop": True, "ignore_sigterm": True}
     with supervised_run(

@@ -2,7 +2,7 @@
 
 `trainer.options` and `searchers.engine_options` may hold: step_seconds, load_seconds, exit_while_loading (code),
 exit_after (steps), exit_code, hang_after (steps), idle_after (steps: alive, but nothing gets on), never_evaluate,
-never_load, ignore_stop, ignore_sigterm, only (this index), once (only in the first life).
+never_load, leave_seconds, ignore_stop, ignore_sigterm, only (this index), once (only in the first life).
 """
 
 from __future__ import annotations
@@ -134,6 +134,7 @@ def main() -> None:
         child.search()
     child.pulse.enter(ProcessState.STOPPED)
     child.pulse.stop()
+    time.sleep(child.options.get("leave_seconds", 0.0))
 
 
 if __name__ == "__main__":
