@@ -50,7 +50,7 @@ class Task(Protocol):
         ...
 
     def evaluation_prompts(self, *, limit: int, seed: int) -> list[Prompt]:
-        """The first `limit` held-out prompts (0: all, or the task's own number where the split has no end), in order."""
+        """The first `limit` held-out prompts in order; 0: all, or the task's own number where they have no end."""
         ...
 
     def evaluate(self, generate: Generate, *, limit: int, seed: int, policy_version: int) -> EvaluationResult:

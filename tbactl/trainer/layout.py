@@ -59,7 +59,8 @@ def pack(groups: Sequence[TrajectoryGroup]) -> Packing:
 
     Longer rows would hold a little less filler, but their attention costs what that saves (measured).
     """
-    row_tokens = max((_segment_tokens(group, j) for group in groups for j in range(len(group.trajectories))), default=0)
+    # At least one, so that every pass calls the model in the same way: under ZeRO-3 all ranks must.
+    row_tokens = max(1, *(_segment_tokens(group, j) for group in groups for j in range(len(group.trajectories))))
     segments: list[Segment] = []
     row_groups: list[int] = []
     num_trajectories = 0

@@ -66,12 +66,12 @@ class DeepSpeedLearner:
         reference_model = self._scoring_model(load_policy(run.policy, directory=config.policy_directory))
         reference_model.requires_grad_(False).to(accelerator_device())
         self._reference = ReferenceScorer(reference_model, capacity=run.replay.capacity, shares_prompt=shares_prompt)
-        # With a cache there is nothing to recompute, and ZeRO-3 expects each layer to run once in a pass.
-        self._shares_prompt = shares_prompt and not run.trainer.gradient_checkpointing and run.trainer.zero_stage < 3
+        # What is recomputed in the backward pass would be appended to the cache a second time.
+        self._shares_prompt = shares_prompt and not run.trainer.gradient_checkpointing
         if run.trainer.gradient_checkpointing:
             self._policy.model.train()
             self._policy.model.gradient_checkpointing_enable({"use_reentrant": False})
-        self._names = {name: parameter for name, parameter in self._policy.model.state_dict(keep_vars=True).items()}
+        self._names: dict[str, Tensor] = dict(self._policy.model.state_dict(keep_vars=True))
         self._backend = DeepSpeedBackend(model, run=run)
         logger.info(
             "policy=%s parameters=%d shares_prompt=%s zero_stage=%d ranks=%d",
@@ -244,13 +244,16 @@ class DeepSpeedLearner:
         return scores
 
     def _collect(self) -> dict[str, Tensor]:
-        """All parameters and buffers of the state dict, on the CPU; under ZeRO-3 gathered one by one."""
+        """The state dict on the CPU, rank 0 only; under ZeRO-3 gathered one by one. Tied names share one tensor."""
         weights: dict[str, Tensor] = {}
+        copies: dict[int, Tensor] = {}
         for name, tensor in self._names.items():
             gathered = [tensor] if isinstance(tensor, torch.nn.Parameter) else []
             with self._backend.whole_parameters(gathered):
                 if self._ranks.rank == 0:
-                    weights[name] = tensor.detach().cpu().clone()
+                    if id(tensor) not in copies:
+                        copies[id(tensor)] = tensor.detach().cpu().clone()
+                    weights[name] = copies[id(tensor)]
         return weights
 
     def _save(self, directory: Path) -> None:

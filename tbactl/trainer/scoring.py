@@ -81,8 +81,6 @@ class ScoringModel(torch.nn.Module):
             return self._transformer(input_ids=rows.input_ids, use_cache=False).flatten(0, 1)
         cache = DynamicCache()
         of_prompts = self._transformer(input_ids=rows.prompt_ids, past_key_values=cache, use_cache=True)
-        if not rows.input_ids.numel():
-            return of_prompts.flatten(0, 1)
         cache.batch_select_indices(rows.row_group)
         visible = rows.attention_mask
         # Additive, which every attention implementation of transformers takes. Finite, so that the softmax of filler,
