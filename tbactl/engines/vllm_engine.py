@@ -83,6 +83,8 @@ class VllmEngine:
         if config.cores:
             torch.set_num_threads(len(config.cores))
         arguments = _engine_arguments(config, options)
+        # Before vLLM starts: for some architectures it changes the classes of transformers in place.
+        self._shapes = parameter_shapes(config)
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         preloaded = os.environ.get("LD_PRELOAD")
         self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
@@ -96,7 +98,6 @@ class VllmEngine:
         self._first_versions: dict[str, int] = {}  # of the requests that run
         self._stashed: list[FinishedRequest] = []
         self._scores: dict[str, tuple[float, ...] | None] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text))
@@ -126,8 +127,6 @@ class VllmEngine:
         return len(self._first_versions) + len(self._stashed)
 
     def load_policy(self, weights: Path, *, version: int) -> str:
-        if not self._shapes:
-            self._shapes = parameter_shapes(self._config)
         with mapped_weights(weights) as (shapes, _):
             check_shapes(weights, found=shapes, expected=self._shapes)
         loaded = fingerprint(weights)

@@ -59,7 +59,9 @@ class Evaluator:
         self._lines: Path = config.layout.evaluations
         self._marker = config.shm.root / MARKER
         self._is_active = config.index == 0 and config.run.evaluation.num_prompts > 0
-        self._last_done = resumed_version - 1
+        # The policy of the checkpoint itself may have been evaluated before; later ones will be other policies now.
+        has_line = _has_evaluation(self._lines, resumed_version)
+        self._last_done = resumed_version if has_line else resumed_version - 1
         if self._is_active and self._marker.is_file():
             self._last_done = int(self._marker.read_text(encoding="ascii"))
         self._slot.set(evaluated_version_plus_1=self._last_done + 1)
@@ -151,3 +153,10 @@ class Evaluator:
             seconds,
             " ".join(f"{name}={value:.4f}" for name, value in result.metrics.items()),
         )
+
+
+def _has_evaluation(lines: Path, version: int) -> bool:
+    if not lines.is_file():
+        return False
+    with lines.open("rb") as file:
+        return any(f'"policy_version":{version},'.encode() in line for line in file)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from pathlib import Path
 
 from tbactl import registry
 from tbactl.clock import SystemClock
 from tbactl.config.engine import EngineConfig
-from tbactl.config.layout import CheckpointLayout, ProcessConfig
-from tbactl.errors import CheckpointError
+from tbactl.config.layout import ProcessConfig
+from tbactl.config.tasks import build_task
 from tbactl.ipc.child import Pulse
 from tbactl.ipc.control_page import ControlPage, ProcessState, Slot
 from tbactl.ipc.ring import RingWriter
@@ -18,6 +16,7 @@ from tbactl.searcher.delivery import Outbox, UidSource
 from tbactl.searcher.evaluation import Evaluator
 from tbactl.searcher.loop import Searcher, SearcherParts
 from tbactl.searcher.prompt_stream import Cursor, PromptStream
+from tbactl.searcher.resume import resume_point
 from tbactl.searcher.scoring import Scorer
 from tbactl.searcher.status import Status
 from tbactl.weight_sync.subscriber import Subscriber
@@ -50,24 +49,23 @@ def _run(config: ProcessConfig, *, page: ControlPage, slot: Slot, pulse: Pulse, 
     clock = SystemClock()
     run = config.run
     is_sync = run.mode == "sync"
-    resumed_step = checkpoint_step(config.resume_checkpoint)
-    task, held_out_task = (registry.load("tbactl.tasks", run.task.kind)(**run.task.options) for _ in range(2))
+    resumed = resume_point(config)
+    task, held_out_task = (build_task(run.task.kind, run.task.options) for _ in range(2))
     start_s = clock.monotonic_s()
     engine = registry.load("tbactl.engines", run.searchers.engine)(EngineConfig.from_process(config))
     logger.info("engine=%s start_seconds=%.1f", run.searchers.engine, clock.monotonic_s() - start_s)
-    start = slot.get("stream_position") or resumed_position(config)
     stream = PromptStream(
         task.prompts("train", seed=run.seed),
         encode=engine.encode,
         max_prompt_tokens=run.searchers.max_prompt_tokens,
         searcher=config.index,
         num_searchers=run.searchers.num_searchers,
-        start=start,
+        start=slot.get("stream_position") or resumed.position,
     )
     cursor = Cursor(stream.next_position, stride=run.searchers.num_searchers)
     slot.set(stream_position=cursor.position)
     scorer = Scorer(task, clock=clock, limit_s=run.supervision.progress_timeout_s)
-    uids = UidSource(searcher=config.index, resumed_step=resumed_step, attempt=slot.get("attempt"))
+    uids = UidSource(searcher=config.index, resumed_step=resumed.step, attempt=slot.get("attempt"))
     parts = SearcherParts(
         engine=engine,
         stream=stream,
@@ -76,39 +74,13 @@ def _run(config: ProcessConfig, *, page: ControlPage, slot: Slot, pulse: Pulse, 
         ring=ring,
         subscriber=Subscriber(config.shm.weights, max_logprob_difference=run.sync.max_logprob_difference, clock=clock),
         evaluator=Evaluator(
-            config, task=held_out_task, engine=engine, page=page, resumed_version=resumed_step, clock=clock
+            config, task=held_out_task, engine=engine, page=page, resumed_version=resumed.step, clock=clock
         ),
         status=Status(slot, clock=clock),
     )
     pulse.enter(ProcessState.READY)
-    logger.info("ready stream_position=%d resumed_step=%d", cursor.position, resumed_step)
-    Searcher(config, parts, page=page, pulse=pulse, must_load=resumed_step > 0, clock=clock).run()
+    logger.info("ready stream_position=%d resumed_step=%d", cursor.position, resumed.step)
+    Searcher(config, parts, page=page, pulse=pulse, must_load=resumed.step > 0, clock=clock).run()
     scorer.close()
     task.close()
     held_out_task.close()
-
-
-def checkpoint_step(checkpoint: Path | None) -> int:
-    """Optimizer steps done when a checkpoint was taken, from its name; 0 without one."""
-    return 0 if checkpoint is None else int(checkpoint.resolve().name.removeprefix("step_"))
-
-
-def resumed_position(config: ProcessConfig) -> int:
-    """Where the checkpoint says that this searcher goes on; the lowest of all where their number has changed.
-
-    Raises:
-        CheckpointError: the checkpoint does not say.
-    """
-    if config.resume_checkpoint is None:
-        return 0
-    path = CheckpointLayout(config.resume_checkpoint).trainer_state
-    try:
-        positions = [int(position) for position in json.loads(path.read_bytes())["stream_positions"]]
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} does not hold the searchers' prompt positions (stream_positions): {error!r}. The checkpoint is "
-            f"damaged or of another version of tbactl."
-        ) from error
-    if len(positions) == config.run.searchers.num_searchers:
-        return positions[config.index]
-    return min(positions, default=0)

@@ -1,6 +1,6 @@
 """What every engine must do, checked against a plain transformers forward pass. For our engines and for yours.
 
-    under_test = EngineUnderTest(MyEngine(config), config=config, scratch=tmp_path)
+    under_test = EngineUnderTest(MyEngine, config=config, stop_ids=frozenset({2}), scratch=tmp_path)
     for check in CHECKS:
         check(under_test)
 
@@ -33,17 +33,34 @@ _PROMPT_TOKENS = 70  # some whole blocks of any cache
 
 
 class EngineUnderTest:
-    """An engine, the policy it holds as a transformers model, and a folder for weights files."""
+    """An engine, the policy it holds as a transformers model, and a folder for weights files.
 
-    def __init__(self, engine: Engine, *, config: EngineConfig, stop_ids: frozenset[int], scratch: Path) -> None:
+    Args:
+        make_engine: the engine's class.
+        config: for it.
+        stop_ids: the tokens that end a completion.
+        scratch: an empty folder.
+    """
+
+    def __init__(
+        self,
+        make_engine: Callable[[EngineConfig], Engine],
+        *,
+        config: EngineConfig,
+        stop_ids: frozenset[int],
+        scratch: Path,
+    ) -> None:
         assert config.max_model_tokens >= MIN_MODEL_TOKENS
-        self.engine = engine
         self.config = config
         self.stop_ids = stop_ids
         self._scratch = scratch
         self._numbers = itertools.count()
         self._model: Any = AutoModelForCausalLM.from_pretrained(config.policy_directory, dtype=torch.float32).eval()
         self._original = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
+        self.engine = make_engine(config)
+        # vLLM adds compilation to some classes of transformers, in place; the reference stays what it was.
+        for module in self._model.modules():
+            module.do_not_compile = True
 
     @property
     def state(self) -> dict[str, Tensor]:

@@ -60,7 +60,7 @@ def pack(groups: Sequence[TrajectoryGroup]) -> Packing:
     Longer rows would hold a little less filler, but their attention costs what that saves (measured).
     """
     # At least one, so that every pass calls the model in the same way: under ZeRO-3 all ranks must.
-    row_tokens = max(1, *(_segment_tokens(group, j) for group in groups for j in range(len(group.trajectories))))
+    row_tokens = max([1, *(_segment_tokens(group, j) for group in groups for j in range(len(group.trajectories)))])
     segments: list[Segment] = []
     row_groups: list[int] = []
     num_trajectories = 0

@@ -3,7 +3,7 @@
 Rank 0 is driven by `loop.py` through the `Learner` protocol. It passes every call on to the other ranks, which sit in
 `serve`, and all carry it out together: under ZeRO a forward pass, a save or an export is a collective operation.
 
-Before this file on the way of a trajectory: `loop.py`. After it: `objectives/`.
+Before this file on the way of a trajectory: `loop.py`. After it: `update.py`.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.utils.logging import disable_progress_bar
 
 from tbactl import registry
 from tbactl.checkpoints.consolidate import FACTS_FILE, POLICY_CONFIG
 from tbactl.config.layout import ProcessConfig
-from tbactl.errors import CheckpointError
+from tbactl.errors import CheckpointError, ConfigError
 from tbactl.ipc.codec import decode, encode
-from tbactl.objectives.batch import Objective, ObjectiveBatch
-from tbactl.objectives.metrics import Metric, reduce_metrics
+from tbactl.objectives.batch import Objective
 from tbactl.protocols import ProbeBatch
 from tbactl.trainer.collate import collate
 from tbactl.trainer.deepspeed_backend import DeepSpeedBackend, accelerator_device
-from tbactl.trainer.layout import plan_micro_batches
 from tbactl.trainer.policy import LoadedPolicy, export_policy, load_policy
 from tbactl.trainer.ranks import Command, RankGroup
 from tbactl.trainer.reference import ReferenceScorer
 from tbactl.trainer.scoring import ScoringModel, check_scoring, score_only_group
-from tbactl.trainer.timing import Stopwatch
+from tbactl.trainer.update import Updater
 from tbactl.types import TrajectoryGroup
 from tbactl.weight_sync.weights_file import write_safetensors
 
@@ -55,29 +54,43 @@ class DeepSpeedLearner:
 
     def __init__(self, config: ProcessConfig) -> None:
         run = config.run
+        if run.trainer.options:
+            raise ConfigError(
+                f"trainer.options: the learner 'deepspeed' has none, got {', '.join(sorted(run.trainer.options))}; its "
+                f"settings are keys of `trainer` itself."
+            )
+        disable_progress_bar()
         self._run = run
         self._ranks = RankGroup(config, device=accelerator_device())
         torch.manual_seed(run.seed)
         self._policy = load_policy(run.policy, directory=config.policy_directory)
-        self._objective: Objective = registry.load("tbactl.objectives", run.objective.kind)(**run.objective.options)
+        objective: Objective = registry.load("tbactl.objectives", run.objective.kind)(**run.objective.options)
         model = self._scoring_model(self._policy)
         model.to(accelerator_device())
         shares_prompt = check_scoring(model)
         reference_model = self._scoring_model(load_policy(run.policy, directory=config.policy_directory))
         reference_model.requires_grad_(False).to(accelerator_device())
-        self._reference = ReferenceScorer(reference_model, capacity=run.replay.capacity, shares_prompt=shares_prompt)
+        reference = ReferenceScorer(reference_model, capacity=run.replay.capacity, shares_prompt=shares_prompt)
         # What is recomputed in the backward pass would be appended to the cache a second time.
-        self._shares_prompt = shares_prompt and not run.trainer.gradient_checkpointing
+        shares_prompt = shares_prompt and not run.trainer.gradient_checkpointing
         if run.trainer.gradient_checkpointing:
             self._policy.model.train()
             self._policy.model.gradient_checkpointing_enable({"use_reentrant": False})
         self._names: dict[str, Tensor] = dict(self._policy.model.state_dict(keep_vars=True))
         self._backend = DeepSpeedBackend(model, run=run)
+        self._updater = Updater(
+            run.trainer,
+            backend=self._backend,
+            reference=reference,
+            objective=objective,
+            ranks=self._ranks,
+            shares_prompt=shares_prompt,
+        )
         logger.info(
             "policy=%s parameters=%d shares_prompt=%s zero_stage=%d ranks=%d",
             type(self._policy.model).__name__,
             sum(parameter.numel() for parameter in reference_model.parameters()),
-            self._shares_prompt,
+            shares_prompt,
             run.trainer.zero_stage,
             self._ranks.size,
         )
@@ -99,7 +112,7 @@ class DeepSpeedLearner:
             records = [encode(group) for group in groups]
             arguments = {"beta": beta, "sizes": [len(record) for record in records]}
             self._ranks.send(Command(name="update", arguments=arguments, blob=b"".join(records)))
-        return self._update(groups, beta=beta, should_abort=should_abort)
+        return self._updater.update(groups, beta=beta, should_abort=should_abort)
 
     def probe_logprobs(self, probe: ProbeBatch) -> list[tuple[float, ...]]:
         """Log-probs at temperature 1."""
@@ -148,7 +161,7 @@ class DeepSpeedLearner:
             match command.name:
                 case "update":
                     groups = _split(command.blob, arguments["sizes"])
-                    self._update(groups, beta=arguments["beta"], should_abort=lambda: False)
+                    self._updater.update(groups, beta=arguments["beta"], should_abort=lambda: False)
                 case "probe":
                     self._probe([(tuple(ids), length) for ids, length in arguments["sequences"]])
                 case "collect":
@@ -163,76 +176,6 @@ class DeepSpeedLearner:
                     raise AssertionError(f"unknown command {unknown}")
 
     # What all ranks do together --------------------------------------------------------------------------------------
-
-    def _update(
-        self, groups: Sequence[TrajectoryGroup], *, beta: float, should_abort: Callable[[], bool]
-    ) -> dict[str, float]:
-        watch = Stopwatch()
-        plan = plan_micro_batches(
-            groups,
-            num_ranks=self._ranks.size,
-            budget_tokens=self._run.trainer.micro_batch_tokens,
-            shares_prompt=self._shares_prompt,
-        )[self._ranks.rank]
-        num_trajectories = sum(len(group.trajectories) for group in groups)
-        before = self._reference.num_computed, self._reference.num_asked
-        parts: list[dict[str, Metric]] = []
-        num_tokens = 0
-        for number, indexes in enumerate(plan):
-            if self._ranks.agree(should_abort()):
-                self._backend.discard()
-                return {}
-            is_last = number == len(plan) - 1
-            if not indexes:
-                self._pass_empty(groups, is_last=is_last)
-                continue
-            members = [groups[index] for index in indexes]
-            part, tokens = self._pass(members, beta=beta, total=num_trajectories, is_last=is_last, watch=watch)
-            parts.append(part)
-            num_tokens += tokens
-        with watch.measure("optimizer"):
-            report = self._backend.step()
-        return reduce_metrics(parts, all_reduce=self._ranks.add) | {
-            "trainer/grad_norm/value": report.grad_norm,
-            "trainer/learning_rate/value": report.learning_rate,
-            "trainer/micro_batches/sum": float(len(plan)),
-            "trainer/forward_tokens/sum": float(num_tokens),
-            "trainer/reference_computed/share": (self._reference.num_computed - before[0])
-            / max(1, self._reference.num_asked - before[1]),
-            **{f"trainer/{name}_s/sum": seconds for name, seconds in watch.seconds.items()},
-        }
-
-    def _pass(
-        self, groups: list[TrajectoryGroup], *, beta: float, total: int, is_last: bool, watch: Stopwatch
-    ) -> tuple[dict[str, Metric], int]:
-        with watch.measure("collate"):
-            batch = collate(groups, shares_prompt=self._shares_prompt).to(self._backend.device)
-        with watch.measure("reference"):
-            reference = self._reference.logprobs(groups, batch, device=self._backend.device)
-        with watch.measure("forward"):
-            objective_batch = ObjectiveBatch(
-                policy_logprobs=self._backend.logprobs(batch),
-                reference_logprobs=reference,
-                behavior_logprobs=batch.behavior_logprobs,
-                completion_mask=batch.completion_mask,
-                rewards=batch.rewards,
-                group_index=batch.group_index,
-                num_groups=batch.num_groups,
-                num_trajectories_global=total,
-                beta=beta,
-            )
-            loss, metrics = self._objective(objective_batch)
-        with watch.measure("backward"):
-            self._backend.backward(loss, is_last=is_last)
-        return metrics, batch.rows.num_tokens
-
-    def _pass_empty(self, groups: Sequence[TrajectoryGroup], *, is_last: bool) -> None:
-        """A pass without a loss, for ranks with fewer micro-batches than others: collectives must match."""
-        smallest = min(groups, key=lambda group: len(group.prompt_token_ids))
-        batch = collate(
-            [score_only_group(list(smallest.prompt_token_ids[:1]), [[0]])], shares_prompt=self._shares_prompt
-        )
-        self._backend.backward(0.0 * self._backend.logprobs(batch.to(self._backend.device)).sum(), is_last=is_last)
 
     def _probe(self, sequences: Sequence[tuple[tuple[int, ...], int]]) -> list[tuple[float, ...]]:
         scores = []

@@ -36,20 +36,18 @@ class ReferenceScorer:
         self._capacity = capacity
         self._shares_prompt = shares_prompt
         self._known: OrderedDict[int, Tensor] = OrderedDict()
-        self.num_computed = 0
-        """Trajectories that had to be scored so far."""
-        self.num_asked = 0
-        """Trajectories whose log-probs were asked for so far."""
+
+    def __contains__(self, uid: int) -> bool:
+        """Whether a trajectory's log-probs are known."""
+        return uid in self._known
 
     def logprobs(
         self, groups: Sequence[TrajectoryGroup], batch: MicroBatch, *, device: torch.device
     ) -> Float[Tensor, "trajectories tokens"]:
         """Log-probs of a micro-batch that was collated from `groups`; nats, 0 outside the completion mask."""
-        missing = _only(groups, lambda uid: uid not in self._known)
+        missing = _only(groups, lambda uid: uid not in self)
         if missing:
             self._compute(missing, device=device)
-        self.num_computed += sum(len(group.trajectories) for group in missing)
-        self.num_asked += len(batch.uids)
         known = torch.cat([self._recall(uid) for uid in batch.uids])
         while len(self._known) > self._capacity:
             self._known.popitem(last=False)

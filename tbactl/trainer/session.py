@@ -12,6 +12,7 @@ from tbactl.checkpoints.store import CheckpointStore
 from tbactl.checkpoints.trainer_state import TrainerState
 from tbactl.clock import Clock, SystemClock
 from tbactl.config.layout import CheckpointLayout, ProcessConfig
+from tbactl.errors import ChildFailedError, TbactlError
 from tbactl.ipc.child import Pulse
 from tbactl.ipc.control_page import ControlPage, ProcessState, TrainerPhase
 from tbactl.protocols import Learner
@@ -42,13 +43,13 @@ def run_trainer(config: ProcessConfig) -> None:
     pulse.start()
     pulse.enter(ProcessState.LOADING)
     try:
-        with ExitStack() as stack:
-            learner = registry.load("tbactl.learners", config.run.trainer.kind)(config)
-            stack.callback(learner.close)
-            if config.index == 0:
-                lead(config, learner=learner, page=page, pulse=pulse, clock=SystemClock())
-            else:
-                follow(learner, pulse=pulse)
+        learner = registry.load("tbactl.learners", config.run.trainer.kind)(config)
+        if config.index == 0:
+            lead(config, learner=learner, page=page, pulse=pulse, clock=SystemClock())
+        else:
+            follow(learner, pulse=pulse)
+        # Not after a failure: other ranks may sit in a collective and not hear it. They notice the lost connection.
+        learner.close()
     except BaseException:
         pulse.enter(ProcessState.FAILED)
         raise
@@ -57,10 +58,19 @@ def run_trainer(config: ProcessConfig) -> None:
 
 
 def follow(learner: Any, *, pulse: Pulse) -> None:
-    """Ranks above 0: do what rank 0 asks."""
+    """Ranks above 0: do what rank 0 asks.
+
+    Raises:
+        ChildFailedError: another rank has gone.
+    """
     pulse.enter(ProcessState.READY)
     pulse.enter(ProcessState.RUNNING)
-    learner.serve(while_waiting=pulse.progress)
+    try:
+        learner.serve(while_waiting=pulse.progress)
+    except TbactlError:
+        raise
+    except RuntimeError as error:
+        raise ChildFailedError(f"another trainer rank has gone, or this one has failed: {error}") from error
 
 
 def lead(config: ProcessConfig, *, learner: Learner, page: ControlPage, pulse: Pulse, clock: Clock) -> None:

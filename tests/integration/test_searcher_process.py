@@ -75,7 +75,7 @@ def test_searcher_process_runs_drains_and_ends(tmp_path):
 @pytest.mark.parametrize(
     ("run", "exit_code", "message"),
     [
-        ({"task": {"kind": "fake", "options": {"break_contract": True}}}, 1, "break_contract"),
+        ({"task": {"kind": "fake", "options": {"unheard_of": True}}}, 3, "unheard_of"),
         ({"searchers": {"engine": "fake", "engine_options": {"nonsense": 1}}}, 3, "engine_options.nonsense"),
         ({"searchers": {"engine": "fake", "num_completions": 2, "engine_options": {"fail_every": 1}}}, 5, "usable"),
     ],

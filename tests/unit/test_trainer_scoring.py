@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from tbactl.errors import ConfigError
+from tbactl.trainer.collate import collate
+from tbactl.trainer.policy import remove_dropout
+from tbactl.trainer.reference import ReferenceScorer
+from tbactl.trainer.scoring import ScoringModel, check_scoring
+from tests.support.tiny_policy import make_tiny_policy
+from tests.support.trainer_groups import make_group, make_groups
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def policy(tmp_path):
+    return AutoModelForCausalLM.from_pretrained(make_tiny_policy(tmp_path / "policy")).eval()
+
+
+def scoring_model(policy, *, temperature=0.7):
+    return ScoringModel(policy, temperature=temperature, chunk_tokens=16)
+
+
+def test_logprobs_of_all_next_tokens_sum_to_one_at_any_temperature(policy):
+    for temperature in (0.5, 1.0, 2.0):
+        vocabulary = policy.config.vocab_size
+        batch = collate([make_group(prompt_tokens=3, completion_tokens=[1] * vocabulary)], shares_prompt=True)
+        batch = batch.__class__(**(vars(batch) | {"target_ids": torch.arange(vocabulary)[:, None]}))
+        logprobs = scoring_model(policy, temperature=temperature)(batch)
+        assert logprobs.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_logprobs_explicit_temperature_overrides_the_models_own(policy):
+    batch = collate(make_groups(1), shares_prompt=True)
+    warm = scoring_model(policy, temperature=0.7)(batch, temperature=1.0)
+    assert torch.equal(warm, scoring_model(policy, temperature=1.0)(batch))
+    assert not torch.equal(warm, scoring_model(policy, temperature=0.7)(batch))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gpt_neox"])
+def test_check_scoring_supported_architecture_shares_prompts(architecture, tmp_path):
+    policy = AutoModelForCausalLM.from_pretrained(make_tiny_policy(tmp_path / "p", architecture=architecture)).eval()
+    assert check_scoring(scoring_model(policy)) is True
+
+
+def test_check_scoring_model_that_caps_its_logits_is_refused(policy):
+    class Capped(LlamaForCausalLM):
+        def forward(self, *args, **kwargs):
+            output = super().forward(*args, **kwargs)
+            output.logits = torch.tanh(output.logits)
+            return output
+
+    policy.__class__ = Capped
+    with pytest.raises(ConfigError, match="transforms its logits"):
+        check_scoring(scoring_model(policy))
+
+
+def test_check_scoring_sliding_window_keeps_padded_rows(policy):
+    policy.config.sliding_window = 4096
+    assert check_scoring(scoring_model(policy)) is False
+
+
+def test_remove_dropout_covers_layers_and_functional_attention(policy):
+    policy.train()
+    policy.model.layers[0].self_attn.attention_dropout = 0.5
+    policy.model.layers[1].mlp.drop = torch.nn.Dropout(0.5)
+    remove_dropout(policy)
+    assert policy.model.layers[0].self_attn.attention_dropout == 0.0
+    assert policy.model.layers[1].mlp.drop.p == 0.0
+
+
+# Reference policy -----------------------------------------------------------------------------------------------------
+
+
+class CountingModel(ScoringModel):
+    def __init__(self, policy, **kwargs):
+        super().__init__(policy, **kwargs)
+        self.rows = 0
+
+    def forward(self, batch, *, temperature=None):
+        self.rows += len(batch.uids)
+        return super().forward(batch, temperature=temperature)
+
+
+def reference_of(policy, *, capacity=100):
+    model = CountingModel(policy.requires_grad_(False), temperature=0.7, chunk_tokens=16)
+    return ReferenceScorer(model, capacity=capacity, shares_prompt=True), model
+
+
+def test_reference_logprobs_equal_the_models_and_take_no_gradient(policy):
+    scorer, model = reference_of(policy)
+    groups = make_groups(3)
+    batch = collate(groups, shares_prompt=True)
+    logprobs = scorer.logprobs(groups, batch, device=CPU)
+    torch.testing.assert_close(logprobs, model(batch), atol=1e-5, rtol=0)
+    assert not logprobs.requires_grad
+
+
+def test_reference_trajectory_drawn_again_is_not_computed_again(policy):
+    scorer, model = reference_of(policy)
+    groups = make_groups(4)
+    first = scorer.logprobs(groups[:3], collate(groups[:3], shares_prompt=True), device=CPU)
+    assert model.rows == 9
+    mixed = [groups[3], groups[0]]
+    batch = collate(mixed, shares_prompt=True)
+    again = scorer.logprobs(mixed, batch, device=CPU)
+    assert model.rows == 12
+    length = int(batch.completion_mask[3].sum())
+    assert torch.equal(again[3, :length], first[0, :length])
+
+
+def test_reference_duplicate_in_a_group_is_computed_once(policy):
+    scorer, model = reference_of(policy)
+    group = make_group(prompt_tokens=3, completion_tokens=[4, 2])
+    doubled = [
+        group.__class__(**{n: getattr(group, n) for n in group.__slots__} | {"trajectories": group.trajectories * 2})
+    ]
+    logprobs = scorer.logprobs(doubled, collate(doubled, shares_prompt=True), device=CPU)
+    assert model.rows == 2
+    assert torch.equal(logprobs[0], logprobs[2])
+
+
+def test_reference_memory_is_bounded_and_forgets_the_least_recently_used(policy):
+    scorer, model = reference_of(policy, capacity=3)
+    groups = make_groups(2)
+    for group in (groups[0], groups[1], groups[1]):
+        scorer.logprobs([group], collate([group], shares_prompt=True), device=CPU)
+    assert model.rows == 6
+    assert groups[1].trajectories[0].uid in scorer
+    assert groups[0].trajectories[0].uid not in scorer
+
+
+def test_reference_with_trainable_parameters_is_refused(policy):
+    with pytest.raises(AssertionError, match="must be frozen"):
+        ReferenceScorer(scoring_model(policy.requires_grad_(True)), capacity=1, shares_prompt=True)
