@@ -116,7 +116,7 @@ def _by_harness(config: EvaluationConfig, *, task: Task, engine: Engine, policy:
         max_new_tokens=config.max_new_tokens,
         limit=0,
         seed=config.seed,
-        model_name=policy.name,
+        model_name=Path(config.checkpoint).resolve().name,
         output=config.output,
     )
     return results | {"harness": "lm-eval", "checkpoint": config.checkpoint}

@@ -22,7 +22,7 @@ from lm_eval.loggers import EvaluationTracker
 from lm_eval.utils import handle_non_serializable
 
 from tbactl.engines.generate import generate
-from tbactl.protocols import Engine, Task
+from tbactl.protocols import Engine, GenerationRequest, Task
 from tbactl.types import Completion, Prompt, SamplingParams
 
 
@@ -36,14 +36,15 @@ class EngineLM(LM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Completions, cut before the first stop string. Requests that sample alike run together."""
+        asked: list[tuple[str, dict[str, Any]]] = [request.arguments for request in requests]
         by_sampling: defaultdict[SamplingParams, list[int]] = defaultdict(list)
-        for i, request in enumerate(requests):
-            by_sampling[self._sampling(request.args[1])].append(i)
+        for i, (_, options) in enumerate(asked):
+            by_sampling[self._sampling(options)].append(i)
         texts = [""] * len(requests)
         for sampling, members in by_sampling.items():
-            answers = self._answer([requests[i].args[0] for i in members], sampling)
+            answers = self._answer([asked[i][0] for i in members], sampling)
             for i, answer in zip(members, answers, strict=True):
-                texts[i] = _cut(answer.text, requests[i].args[1].get("until") or [])
+                texts[i] = _cut(answer.text, asked[i][1].get("until") or [])
         return texts
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -78,8 +79,6 @@ class EngineLM(LM):
         return self._engine.encode(context + continuation), max(1, context_length)
 
     def _is_greedy(self, ids: tuple[int, ...], prompt_length: int) -> bool:
-        from tbactl.protocols import GenerationRequest
-
         target = ids[prompt_length:]
         sampling = SamplingParams(max_new_tokens=len(target), temperature=0.0)
         request_id = f"greedy-{hash(ids)}"
@@ -109,9 +108,7 @@ def own_task(task: Task, prompts: Sequence[Prompt], *, max_new_tokens: int) -> C
         return {"test": datasets.Dataset.from_list(records)}
 
     def score(document: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
-        prompt = Prompt(
-            prompt_id=document["prompt_id"], text=document["text"], facts=json.loads(document["facts"])
-        )
+        prompt = Prompt(prompt_id=document["prompt_id"], text=document["text"], facts=json.loads(document["facts"]))
         completion = Completion(token_ids=(), logprobs=(), text=results[0], finish_reason="stop")
         return {"exact_match": task.score(prompt, [completion])[0].value}
 
@@ -156,7 +153,10 @@ def run(
     tracker = EvaluationTracker(output_path=str(output)) if output else None
     if tracker is not None:
         tracker.general_config_tracker.log_experiment_args(
-            model_source="tbactl", model_args=f"pretrained={model_name}", system_instruction="", chat_template="",
+            model_source="tbactl",
+            model_args=f"pretrained={model_name}",
+            system_instruction="",
+            chat_template="",
             fewshot_as_multiturn=False,
         )
     results = simple_evaluate(

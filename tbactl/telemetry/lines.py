@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +29,7 @@ class JsonLines:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, float):
-        return value if abs(value) <= 1.8e308 else None  # false for NaN too
+        return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -14,6 +14,7 @@ import contextlib
 import logging
 import math
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,8 @@ class DeepSpeedBackend:
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         # Single-rank runs use no MPI: without this DeepSpeed looks for it.
         os.environ.setdefault("LOCAL_RANK", "0")
+        # Torch has renamed collectives that DeepSpeed calls by their old names, at every pass.
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         trainer = run.trainer
         self._num_ranks = trainer.num_ranks
         self._zero_stage = trainer.zero_stage

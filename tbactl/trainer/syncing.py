@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 from tbactl.checkpoints.trainer_state import TrainerState
@@ -14,6 +15,15 @@ from tbactl.replay.buffer import ReplayBuffer
 from tbactl.weight_sync.publisher import publish
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Lag:
+    """How long a searcher has held one version although there is a newer one."""
+
+    since_s: float
+    loaded_version: int = 0
+    is_reported: bool = False
 
 
 class Syncing:
@@ -43,8 +53,7 @@ class Syncing:
         self._state = state
         self._clock = clock
         self._published_version = 0
-        self._published_s = clock.monotonic_s()
-        self._late: set[int] = set()
+        self._lags = [_Lag(since_s=clock.monotonic_s()) for _ in self._searchers]
         self._checked = [0] * len(self._searchers)
 
     def publish(self) -> None:
@@ -58,8 +67,9 @@ class Syncing:
             probe=probe,
             probe_logprobs=self._learner.probe_logprobs(probe) if probe.sequences else [],
         )
-        self._published_version, self._published_s = version, self._clock.monotonic_s()
-        self._late.clear()
+        # Those that were up to date have from now on.
+        self._check_acknowledgements()
+        self._published_version = version
         self._slot.set(published_version=version)
 
     def _probe(self) -> ProbeBatch:
@@ -90,14 +100,18 @@ class Syncing:
         }
 
     def _check_acknowledgements(self) -> None:
-        age_s = self._clock.monotonic_s() - self._published_s
-        for index, slot in enumerate(self._searchers):
-            is_late = slot.get("state") == ProcessState.RUNNING and slot.get("loaded_version") < self._published_version
-            if is_late and age_s > self._section.acknowledge_timeout_s and index not in self._late:
-                self._late.add(index)
+        now_s = self._clock.monotonic_s()
+        for index, (slot, lag) in enumerate(zip(self._searchers, self._lags, strict=True)):
+            loaded = slot.get("loaded_version")
+            is_behind = slot.get("state") == ProcessState.RUNNING and loaded < self._published_version
+            if not is_behind or loaded != lag.loaded_version:
+                # It holds the newest version, or has taken another one since: its time begins anew.
+                lag.loaded_version, lag.since_s, lag.is_reported = loaded, now_s, False
+            elif now_s - lag.since_s > self._section.acknowledge_timeout_s and not lag.is_reported:
+                lag.is_reported = True
                 self._alarm(
-                    f"searcher {index} has not loaded policy version {self._published_version} for {age_s:.0f} s "
-                    f"(sync.acknowledge_timeout_s); it holds {slot.get('loaded_version')}"
+                    f"searcher {index} has not loaded policy version {self._published_version} for "
+                    f"{now_s - lag.since_s:.0f} s (sync.acknowledge_timeout_s); it holds {loaded}"
                 )
 
     def _check_differences(self) -> None:

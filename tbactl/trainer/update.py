@@ -98,14 +98,16 @@ class Updater:
     def _pass(
         self, groups: list[TrajectoryGroup], *, beta: float, total: int, is_last: bool, watch: Stopwatch
     ) -> dict[str, Metric]:
+        device = self._backend.device
         with watch.measure("collate"):
-            batch = collate(groups, shares_prompt=self._shares_prompt).to(self._backend.device)
+            batch = collate(groups, shares_prompt=self._shares_prompt).to(device)
+        is_new = torch.tensor([uid not in self._reference for uid in batch.uids], device=device)
         work = {
-            "trainer/pass_tokens/mean": Metric.of(torch.tensor([batch.rows.num_tokens])),
-            "trainer/reference_computed/share": Metric.of(torch.tensor([u not in self._reference for u in batch.uids])),
+            "trainer/pass_tokens/mean": Metric.of(torch.tensor([batch.rows.num_tokens], device=device)),
+            "trainer/reference_computed/share": Metric.of(is_new),
         }
         with watch.measure("reference"):
-            reference_logprobs = self._reference.logprobs(groups, batch, device=self._backend.device)
+            reference_logprobs = self._reference.logprobs(groups, batch, device=device)
         with watch.measure("forward"):
             objective_batch = ObjectiveBatch(
                 policy_logprobs=self._backend.logprobs(batch),

@@ -51,9 +51,10 @@ class ScriptedSearcher:
         self._index = index
         self._stride = config.run.searchers.num_searchers
         self.position = position + (index - position) % self._stride
-        self.policy = FakePolicy.initial(config.policy_directory)
+        self.policy = FakePolicy.initial(Path("/nowhere"))
         self.is_silent = False
         self.takes_weights = True
+        self.reads_weights = True  # else it only says so: for learners of other models
         self._slot.set(state=ProcessState.RUNNING, stream_position=self.position)
 
     def act(self) -> None:
@@ -64,7 +65,8 @@ class ScriptedSearcher:
         published = self._trainer.get("published_version")
         if self.takes_weights and published > self._slot.get("loaded_version"):
             assert published in published_versions(self._weights)
-            self.policy = FakePolicy.load(weights_path(self._weights, published))
+            if self.reads_weights:
+                self.policy = FakePolicy.load(weights_path(self._weights, published))
             self._slot.set(loaded_version=published)
         if self._run.mode == "sync" and (
             self._slot.get("loaded_version") < published or self.position >= self._trainer.get("granted_groups")
@@ -133,11 +135,21 @@ class ScriptedPulse:
 class ScriptedRun:
     """Builds rings, page and searchers under `root`, then drives `lead` to its end."""
 
-    def __init__(self, root: Path, *, resume: Path | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        resume: Path | None = None,
+        policy_directory: Path | None = None,
+        learner: Callable[[ProcessConfig], Learner] = FakeLearner,
+        **settings: Any,
+    ) -> None:
         merged = {name: dict(value) if isinstance(value, dict) else value for name, value in SETTINGS.items()}
         for name, value in settings.items():
             merged[name] = merged.get(name, {}) | value if isinstance(value, dict) else value
-        self.config = make_config(root, **merged).model_copy(update={"resume_checkpoint": resume})
+        self.config = make_config(root, policy_directory=policy_directory, **merged).model_copy(
+            update={"resume_checkpoint": resume}
+        )
         shm = self.config.shm
         num_searchers = self.config.run.searchers.num_searchers
         shm.root.mkdir(parents=True)
@@ -153,7 +165,7 @@ class ScriptedRun:
         self.clock = FakeClock()
         self.pulse = ScriptedPulse(self)
         self.on_turn: Callable[[], None] = lambda: None
-        self.learner: Learner = FakeLearner(self.config)
+        self.learner = learner(self.config)
 
     def turn(self) -> None:
         """Everybody else acts."""

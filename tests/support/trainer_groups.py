@@ -66,7 +66,12 @@ def make_config(
 ) -> ProcessConfig:
     """A trainer's configuration; `settings` are sections of RunConfig."""
     run = RunConfig.model_validate(
-        {"name": "test", "task": {"kind": "fake"}, "policy": {"path": str(policy_directory)}, "logging": {"tensorboard": False}}
+        {
+            "name": "test",
+            "task": {"kind": "fake"},
+            "policy": {"path": str(policy_directory)},
+            "logging": {"tensorboard": False},
+        }
         | settings
     )
     return ProcessConfig(

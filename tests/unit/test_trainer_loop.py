@@ -128,8 +128,7 @@ def test_loop_sync_resume_equals_uninterrupted_bit_for_bit(tmp_path, stop_at):
 
     assert np.array_equal(policy_of(whole.checkpoint(6)), policy_of(second.checkpoint(6)))
     ours, theirs = trainer_state(whole.checkpoint(6)), trainer_state(second.checkpoint(6))
-    assert ours.pop("training_s") == theirs.pop("training_s") == 0.0  # the scripted clock stands still here
-    assert ours == theirs
+    assert ours | {"training_s": 0.0} == theirs | {"training_s": 0.0}
     for name in ("replay/buffer.json", "replay/trajectories.msgpack", "learner/fake_learner.safetensors"):
         assert (whole.checkpoint(6) / name).read_bytes() == (second.checkpoint(6) / name).read_bytes(), name
     assert [line["step"] for line in second.metrics()] == list(range(stop_at + 1, 7))
@@ -189,7 +188,8 @@ def test_loop_async_resume_continues_buffer_counters_and_publishes_first(tmp_pat
     assert (
         second.metrics()[0]["metrics"]["trainer/trajectories/total"] == state["counters"]["trajectories_trained"] + 16
     )
-    assert second.metrics()[0]["metrics"]["replay/trajectories/value"] >= 100
+    held = json.loads((first.checkpoint(4) / "replay" / "buffer.json").read_text())["num_trajectories"]
+    assert second.metrics()[0]["metrics"]["replay/trajectories/value"] >= held > 32
 
 
 def test_loop_resume_skips_no_prompt_and_repeats_none(tmp_path):
@@ -240,8 +240,8 @@ def test_loop_searcher_that_does_not_load_is_one_alarm_and_blocks_nobody(tmp_pat
     run.run()
 
     assert run.word("policy_version") == 6
-    assert run.word("num_alarms") == 2  # versions 2 and 4
-    assert run.metrics()[-1]["metrics"]["sync/alarms/total"] == 2
+    assert run.word("num_alarms") == 1
+    assert [line["metrics"]["sync/alarms/total"] for line in run.metrics()] == [0, 0, 0, 1, 1, 1]
     assert run.metrics()[-1]["metrics"]["sync/version_lag/max"] == 6
 
 

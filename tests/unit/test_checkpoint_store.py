@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tbactl.checkpoints.manifest import read_manifest, verify
+from tbactl.checkpoints.store import CheckpointStore, usable_checkpoint
+from tbactl.checkpoints.trainer_state import TrainerState, read_trainer_state, write_trainer_state
+from tbactl.config.layout import CheckpointLayout, RunLayout
+from tbactl.errors import CapacityError, CheckpointError
+
+
+@pytest.fixture
+def layout(tmp_path):
+    return RunLayout(tmp_path)
+
+
+def write(layout, step, *, keep_last=10, content="weights"):
+    with CheckpointStore(layout, keep_last=keep_last).writing(step=step) as checkpoint:
+        checkpoint.policy.mkdir()
+        (checkpoint.policy / "model.safetensors").write_text(f"{content} {step}")
+        (checkpoint.root / "trainer_state.json").write_text("{}")
+    return layout.checkpoint(step)
+
+
+def names(layout):
+    return sorted(os.listdir(layout.checkpoints))
+
+
+def test_writing_makes_a_verified_checkpoint_and_latest(layout):
+    checkpoint = write(layout, 10)
+
+    assert names(layout) == ["latest", "step_000010"]
+    assert layout.latest_checkpoint.resolve() == checkpoint
+    assert os.readlink(layout.latest_checkpoint) == "step_000010", "relative, so that a run can be moved"
+    manifest = verify(checkpoint)
+    assert manifest.step == 10
+    assert [entry.path for entry in manifest.files] == ["policy/model.safetensors", "trainer_state.json"]
+
+
+def test_writing_that_fails_leaves_the_last_checkpoint_as_latest(layout):
+    write(layout, 10)
+    with (
+        pytest.raises(RuntimeError, match="out of luck"),
+        CheckpointStore(layout, keep_last=2).writing(step=20) as checkpoint,
+    ):
+        (checkpoint.root / "half").write_text("x")
+        raise RuntimeError("out of luck")
+
+    assert names(layout) == ["latest", "step_000010"]
+    assert layout.latest_checkpoint.resolve().name == "step_000010"
+
+
+def test_writing_on_a_full_disk_is_a_capacity_error(layout):
+    with (
+        pytest.raises(CapacityError, match="Free some disk space"),
+        CheckpointStore(layout, keep_last=2).writing(step=1),
+    ):
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("moment", ["writing", "sealing", "before the link"])
+def test_process_killed_while_writing_never_leaves_latest_at_a_half_written_one(layout, moment):
+    write(layout, 10)
+    script = textwrap.dedent(
+        """
+        import os, signal, sys
+        from pathlib import Path
+        from tbactl.checkpoints import store
+        from tbactl.config.layout import RunLayout
+
+        def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
+        moment = sys.argv[2]
+        if moment == "sealing":
+            store.make_manifest = die
+        if moment == "before the link":
+            Path.symlink_to = die
+        with store.CheckpointStore(RunLayout(Path(sys.argv[1])), keep_last=2).writing(step=20) as checkpoint:
+            (checkpoint.root / "file").write_text("x" * 100)
+            if moment == "writing":
+                die()
+        """
+    )
+    outcome = subprocess.run([sys.executable, "-c", script, str(layout.root), moment], check=False)
+
+    assert outcome.returncode == -9
+    assert layout.latest_checkpoint.resolve().name == "step_000010"
+    verify(layout.latest_checkpoint)
+    write(layout, 30)
+    assert not [name for name in names(layout) if name.startswith(".")], "what was left over is removed"
+    assert layout.latest_checkpoint.resolve().name == "step_000030"
+
+
+def test_keep_last_removes_older_ones(layout):
+    for step in (5, 10, 15):
+        write(layout, step, keep_last=2)
+    assert names(layout) == ["latest", "step_000010", "step_000015"]
+
+
+def test_writing_a_step_again_replaces_it(layout):
+    write(layout, 5, content="undone")
+    checkpoint = write(layout, 5, content="new")
+    assert (checkpoint / "policy" / "model.safetensors").read_text() == "new 5"
+    verify(checkpoint)
+    assert names(layout) == ["latest", "step_000005"]
+
+
+def damage_missing(checkpoint):
+    (checkpoint / "policy" / "model.safetensors").unlink()
+
+
+def damage_truncated(checkpoint):
+    path = checkpoint / "policy" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def damage_flipped(checkpoint):
+    path = checkpoint / "policy" / "model.safetensors"
+    path.write_bytes(b"X" + path.read_bytes()[1:])
+
+
+def damage_no_manifest(checkpoint):
+    CheckpointLayout(checkpoint).manifest.unlink()
+
+
+def damage_manifest(checkpoint):
+    CheckpointLayout(checkpoint).manifest.write_text('{"layout_version": 1')
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (damage_missing, "model.safetensors: missing"),
+        (damage_truncated, "model.safetensors: 8 bytes instead of 9"),
+        (damage_flipped, "model.safetensors: its content does not fit"),
+        (damage_no_manifest, "no manifest.json"),
+        (damage_manifest, "manifest.json: damaged"),
+    ],
+)
+def test_verify_damaged_checkpoint_names_the_file(layout, damage, words):
+    checkpoint = write(layout, 1)
+    damage(checkpoint)
+    with pytest.raises(CheckpointError, match=words):
+        verify(checkpoint)
+
+
+def test_verify_other_layout_says_so(layout):
+    checkpoint = write(layout, 1)
+    path = CheckpointLayout(checkpoint).manifest
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"layout_version": 99}))
+    with pytest.raises(CheckpointError, match="layout 99"):
+        read_manifest(checkpoint)
+
+
+def test_verify_part_ignores_damage_elsewhere(layout):
+    checkpoint = write(layout, 1)
+    (checkpoint / "trainer_state.json").write_text("damaged")
+    verify(checkpoint, part="policy")
+    with pytest.raises(CheckpointError, match=r"trainer_state\.json"):
+        verify(checkpoint)
+
+
+def test_usable_checkpoint_damaged_falls_back_to_the_one_before_and_says_so(layout, caplog):
+    for step in (1, 2, 3):
+        write(layout, step)
+    damage_truncated(layout.checkpoint(3))
+    damage_missing(layout.checkpoint(2))
+
+    assert usable_checkpoint(layout.latest_checkpoint) == layout.checkpoint(1)
+    assert "step_000003 cannot be used" in caplog.text
+    assert "step_000001 is used instead" in caplog.text
+
+
+def test_usable_checkpoint_never_goes_beyond_the_one_asked_for(layout):
+    for step in (1, 2, 3):
+        write(layout, step)
+    assert usable_checkpoint(layout.checkpoint(2)) == layout.checkpoint(2)
+    assert usable_checkpoint(layout.checkpoints) == layout.checkpoint(3)
+
+
+def test_usable_checkpoint_all_damaged_names_each(layout):
+    for step in (1, 2):
+        write(layout, step)
+        damage_missing(layout.checkpoint(step))
+    with pytest.raises(CheckpointError, match=r"(?s)step_000002.*step_000001"):
+        usable_checkpoint(layout.latest_checkpoint)
+
+
+def test_forget_after_removes_later_steps(layout):
+    for step in (5, 10, 100):
+        write(layout, step)
+    CheckpointStore(layout, keep_last=2).forget_after(5)
+    assert names(layout) == ["latest", "step_000005"]
+
+
+def state(**fields):
+    return TrainerState(sampler_rng={"state": 2**127}, stream_positions=[3, 4], **fields)
+
+
+def test_trainer_state_round_trip_is_exact(tmp_path):
+    checkpoint = CheckpointLayout(tmp_path)
+    written = state(policy_version=7, training_s=0.1 + 0.2, counters={"a": 2**60})
+    write_trainer_state(checkpoint, written)
+    assert read_trainer_state(tmp_path) == written
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"layout_version": 1}', '{"layout_version": 2}', '{"layout_version"'])
+def test_trainer_state_damaged_is_a_checkpoint_error(tmp_path, text):
+    CheckpointLayout(tmp_path).trainer_state.write_text(text)
+    with pytest.raises(CheckpointError, match=r"trainer_state\.json"):
+        read_trainer_state(tmp_path)
+
+
+def test_trainer_state_counts(tmp_path):
+    counted = state()
+    counted.count(a=2, b=1)
+    counted.count(a=3)
+    assert (counted.total("a"), counted.total("b"), counted.total("c")) == (5, 1, 0)
