@@ -7,8 +7,6 @@ import logging
 import sys
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from tbactl.config.layout import ProcessConfig
 from tbactl.errors import ConfigError, TbactlError
 from tbactl.ipc.child import die_with_parent, leave
@@ -33,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _read(path: Path) -> ProcessConfig:
     try:
         return ProcessConfig.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"cannot use {path}: {error}") from error
 
 

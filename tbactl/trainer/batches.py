@@ -180,7 +180,7 @@ class TurnBatches:
         return len(self._turn)
 
     def _in_order(self) -> list[TrajectoryGroup]:
-        return list(self._turn.values())
+        return [self._turn[key] for key in sorted(self._turn)]
 
     @staticmethod
     def _is_trainable(group: TrajectoryGroup) -> bool:

@@ -65,7 +65,7 @@ class Intake:
             groups_received=1, trajectories_received=len(group.trajectories), completions_failed=group.num_failed
         )
         positions = self._state.stream_positions
-        positions[group.searcher] = 0
+        positions[group.searcher] = max(positions[group.searcher], group.stream_position)
 
     def drain(self) -> int:
         """Receive and admit everything; returns the number of groups."""

@@ -102,6 +102,16 @@ def test_loop_sync_mode_trains_on_exactly_the_granted_groups_on_policy(tmp_path)
         assert metrics["replay/samples_per_insert/value"] == 1.0
 
 
+def record_batches(run, batches):
+    update = run.learner.update
+
+    def recorded(groups, **kwargs):
+        batches.append([group.prompt_id for group in groups])
+        return update(groups, **kwargs)
+
+    run.learner.update = recorded
+
+
 def test_loop_sync_mode_depends_on_prompts_not_on_who_was_faster(tmp_path):
     fair, unfair = ScriptedRun(tmp_path / "a", **SYNC_MODE), ScriptedRun(tmp_path / "b", **SYNC_MODE)
     turns = iter(range(10**9))
@@ -110,8 +120,12 @@ def test_loop_sync_mode_depends_on_prompts_not_on_who_was_faster(tmp_path):
         unfair.searchers[0].is_silent = next(turns) % 5 != 0
 
     unfair.on_turn = hold_back_the_first
+    batches = {"fair": [], "unfair": []}
+    for name, run in (("fair", fair), ("unfair", unfair)):
+        record_batches(run, batches[name])
     fair.run()
     unfair.run()
+    assert batches["fair"] == batches["unfair"] == [[4 * turn + i for i in range(4)] for turn in range(6)]
     assert np.array_equal(policy_of(fair.checkpoint(6)), policy_of(unfair.checkpoint(6)))
 
 
