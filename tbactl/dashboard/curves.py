@@ -66,7 +66,7 @@ def plot_lines(
 
 def _reward_caption(state: DashboardState, *, width: int) -> Text:
     rewards = state.rewards
-    caption = Text.assemble(("batch ", LABEL), (f"{rewards[-1][1]:.3f}" if rewards else "-", REWARD))
+    caption = Text.assemble(("fresh ", LABEL), (f"{rewards[-1][1]:.3f}" if rewards else "-", REWARD))
     if state.accuracy:
         first, last = state.accuracy[0], state.accuracy[-1]
         caption.append(f"  held-out {DOT} ", LABEL)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-REWARD = "objective/reward/mean"
-COMPLETION_TOKENS = "objective/completion_tokens/mean"
+# Of the completions that arrive, not of the batch: the replay buffer keeps one of several equal completions, so batches
+# lean towards prompts on which the policy is still undecided.
+REWARD = "intake/reward/mean"
+COMPLETION_TOKENS = "intake/completion_tokens/mean"
+BATCH_REWARD = "objective/reward/mean"
 
 # Short name on a plain line -> key.
 PLAIN = {
     "reward": REWARD,
+    "batch_reward": BATCH_REWARD,
     "loss": "objective/loss/mean",
     "residual": "objective/residual/rms",
     "log_z": "objective/log_z/mean",

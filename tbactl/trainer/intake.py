@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tbactl.checkpoints.trainer_state import TrainerState
@@ -19,6 +20,28 @@ logger = logging.getLogger(__name__)
 
 # So many records of one ring at a time: a searcher as fast as the trainer reads must not hold it.
 MAX_RECORDS = 1024
+
+
+@dataclass(slots=True)
+class _Fresh:
+    """Sums over completions as they arrived, before the buffer drops repeated ones."""
+
+    num_completions: int = 0
+    reward: float = 0.0
+    num_tokens: int = 0
+
+    def add(self, group: TrajectoryGroup) -> None:
+        self.num_completions += len(group.trajectories)
+        self.reward += sum(trajectory.reward for trajectory in group.trajectories)
+        self.num_tokens += sum(len(trajectory.completion.token_ids) for trajectory in group.trajectories)
+
+    def metrics(self) -> dict[str, float]:
+        if not self.num_completions:
+            return {}
+        return {
+            "intake/reward/mean": self.reward / self.num_completions,
+            "intake/completion_tokens/mean": self.num_tokens / self.num_completions,
+        }
 
 
 class Intake:
@@ -35,6 +58,7 @@ class Intake:
         self._buffer = buffer
         self._state = state
         self._num_undecodable = 0
+        self._fresh = _Fresh()
 
     @classmethod
     def open(cls, paths: Sequence[Path], *, buffer: ReplayBuffer, state: TrainerState) -> Intake:
@@ -64,6 +88,7 @@ class Intake:
         self._state.count(
             groups_received=1, trajectories_received=len(group.trajectories), completions_failed=group.num_failed
         )
+        self._fresh.add(group)
         positions = self._state.stream_positions
         positions[group.searcher] = max(positions[group.searcher], group.stream_position)
 
@@ -73,6 +98,11 @@ class Intake:
         for group in groups:
             self.admit(group)
         return len(groups)
+
+    def take_fresh_metrics(self) -> dict[str, float]:
+        """What the searchers earn now: means over the completions admitted since the last call; empty without any."""
+        fresh, self._fresh = self._fresh, _Fresh()
+        return fresh.metrics()
 
     @property
     def num_damaged(self) -> int:

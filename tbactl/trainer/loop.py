@@ -161,6 +161,7 @@ class TrainerLoop:
         now_s = self._clock.monotonic_s()
         state.training_s += now_s - self._counted_s
         self._counted_s = now_s
+        metrics |= self._intake.take_fresh_metrics()
         metrics |= buffer_metrics(self._buffer, state=state, num_damaged=self._intake.num_damaged)
         metrics |= self._syncing.observe()
         metrics |= self._pace.metrics(self._watch.take(), step_s=step_s)
@@ -174,10 +175,10 @@ class TrainerLoop:
         self._loggers.log_metrics(state.policy_version, metrics)
         self._trajectory_log.log(state.policy_version, groups)
         shown = (
-            "objective/reward/mean",
+            "intake/reward/mean",
             "objective/loss/mean",
             "objective/kl/mean",
-            "objective/completion_tokens/mean",
+            "intake/completion_tokens/mean",
         )
         numbers = " ".join(f"{name.split('/')[1]}={metrics.get(name, float('nan')):.4g}" for name in shown)
         logger.info("step=%d %s seconds=%.2f", state.policy_version, numbers, step_s)

@@ -78,7 +78,7 @@ class StandIn:
             if self.config.index == 0 and not self.is_idle():
                 self.slot.set(policy_version=step + 1, published_version=step + 1, num_trajectories_received=8 * step)
                 line = {"step": step + 1, "time_s": time.monotonic() - started, "wall_s": time.time()}
-                self.append("metrics.jsonl", line | {"metrics": {"objective/reward/mean": step / max_steps}})
+                self.append("metrics.jsonl", line | {"metrics": {"intake/reward/mean": step / max_steps}})
         if self.config.index == 0:
             self.checkpoint(self.slot.get("policy_version"))
             self.slot.set(finished=int(step >= max_steps))

@@ -19,7 +19,7 @@ def append(path: Path, *values: Any) -> None:
 
 
 def metrics_line(step: int, *, time_s: float, reward: float = 0.5) -> dict[str, Any]:
-    metrics = {"objective/reward/mean": reward, "objective/loss/mean": 0.25}
+    metrics = {"intake/reward/mean": reward, "objective/loss/mean": 0.25}
     return {"step": step, "time_s": time_s, "wall_s": 0.0, "metrics": metrics}
 
 

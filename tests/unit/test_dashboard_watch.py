@@ -35,7 +35,7 @@ def run(tmp_path: Path) -> tuple[RunLayout, ControlPage, RunRecord]:
     record = make_record(shm_directory=shm.root)
     layout.identity.write_text(record.model_dump_json())
     layout.events.write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
-    line = {"step": 1, "time_s": 2.0, "metrics": {"objective/reward/mean": 0.25}}
+    line = {"step": 1, "time_s": 2.0, "metrics": {"intake/reward/mean": 0.25}}
     layout.metrics.write_text(json.dumps(line) + "\n")
     page = ControlPage.create(shm.control, num_trainer_ranks=1, num_searchers=2)
     page.supervisor.set(heartbeat_ns=time.monotonic_ns(), run_state=RunState.RUNNING)

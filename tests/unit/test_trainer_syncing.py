@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tbactl.checkpoints.trainer_state import TrainerState
+from tbactl.clock import FakeClock
+from tbactl.config.sections import SyncSection
+from tbactl.ipc.control_page import ControlPage, ProcessState
+from tbactl.replay.buffer import ReplayBuffer
+from tbactl.replay.snapshot import rng_state_to_json
+from tbactl.trainer.syncing import Syncing
+from tests.support.replay_groups import make_group
+
+
+class ProbedLearner:
+    """Notes what it is asked to score."""
+
+    def __init__(self):
+        self.probe = None
+
+    def write_weights(self, path):
+        path.write_bytes(b"weights")
+
+    def probe_logprobs(self, probe):
+        self.probe = probe
+        return [tuple(0.0 for _ in ids[length:]) for ids, length in probe.sequences]
+
+
+@pytest.fixture
+def parts(tmp_path):
+    (tmp_path / "weights").mkdir()
+    page = ControlPage.create(tmp_path / "control", num_trainer_ranks=1, num_searchers=1)
+    buffer = ReplayBuffer(capacity=100, capacity_per_prompt=10)
+    state = TrainerState(sampler_rng=rng_state_to_json(np.random.default_rng(0)), stream_positions=[0])
+    learner, clock = ProbedLearner(), FakeClock()
+    syncing = Syncing(
+        SyncSection(probe_sequences=2, acknowledge_timeout_s=10.0),
+        page=page,
+        weights_directory=tmp_path / "weights",
+        learner=learner,
+        buffer=buffer,
+        state=state,
+        clock=clock,
+    )
+    return syncing, learner, buffer, state, page, clock
+
+
+def test_publish_probes_with_the_tokens_that_were_generated(parts):
+    syncing, learner, buffer, state, page, _ = parts
+    for prompt_id in (3, 4, 5):
+        buffer.insert(make_group(prompt_id, [1000, 2000]))
+    state.policy_version = 1
+    syncing.publish()
+    assert learner.probe.sequences == (((4, 2000), 1), ((5, 2000), 1))
+    assert page.trainer().get("published_version") == 1
+
+
+def test_publish_with_an_empty_buffer_has_nothing_to_probe(parts):
+    syncing, learner, *_ = parts
+    syncing.publish()
+    assert learner.probe is None
+
+
+def test_observe_alarms_once_about_a_searcher_that_does_not_load(parts):
+    syncing, _, _, state, page, clock = parts
+    page.searcher(0).set(state=ProcessState.RUNNING)
+    state.policy_version = 1
+    syncing.publish()
+    clock.sleep(5)
+    assert syncing.observe()["sync/alarms/total"] == 0
+    clock.sleep(6)
+    assert syncing.observe()["sync/alarms/total"] == 1
+    assert syncing.observe()["sync/alarms/total"] == 1
+    assert page.trainer().get("num_alarms") == 1
+
+
+def test_observe_alarms_about_a_searcher_whose_logprobs_differ(parts):
+    syncing, _, _, state, page, _ = parts
+    state.policy_version = 1
+    syncing.publish()
+    page.searcher(0).set(state=ProcessState.RUNNING, loaded_version=1, f_logprob_difference=0.5)
+    metrics = syncing.observe()
+    assert metrics["sync/alarms/total"] == 1 and metrics["searcher/logprob_difference/max"] == 0.5
+    page.searcher(0).set(f_logprob_difference=float("nan"), loaded_version=2)
+    assert syncing.observe()["sync/alarms/total"] == 2
