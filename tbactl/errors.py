@@ -13,6 +13,8 @@ allowed and what to do. `assert` is for our own invariants, never for the user's
 
 from __future__ import annotations
 
+import errno
+
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -56,3 +58,13 @@ class CheckpointError(TbactlError, ValueError):
     """A checkpoint is missing, incomplete, damaged, or does not belong to this configuration."""
 
     exit_code = 7
+
+
+def is_out_of_space(error: BaseException, /) -> bool:
+    """Whether writing failed because a file system or a quota is full.
+
+    Libraries written in other languages (safetensors) pass the operating system's error on as text only.
+    """
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return "No space left" in str(error)

@@ -49,6 +49,11 @@ class Completion:
     first_version: int = 0
     last_version: int = 0
 
+    @property
+    def version(self) -> int:
+        """The policy version it counts as: the oldest that made one of its tokens, so that age limits hold for all."""
+        return self.first_version
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
@@ -62,7 +67,7 @@ class Reward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """A completion with its reward. `uid` is unique in a run: (searcher index << 48) | running number."""
+    """A completion with its reward. `uid` is unique in a run and tells its searcher: uid >> 48."""
 
     uid: int
     completion: Completion

@@ -89,11 +89,17 @@ def verify(root: Path, *, part: str = "") -> Manifest:
     for entry in manifest.files:
         if part and not Path(entry.path).is_relative_to(part):
             continue
-        path = root / entry.path
+        _verify_file(root / entry.path, entry)
+    return manifest
+
+
+def _verify_file(path: Path, entry: FileEntry) -> None:
+    try:
         if not path.is_file():
             raise CheckpointError(f"{path}: missing; the checkpoint is incomplete.")
         if path.stat().st_size != entry.size_bytes:
             raise CheckpointError(f"{path}: {path.stat().st_size:,} bytes instead of {entry.size_bytes:,}; damaged.")
         if checksum(path) != entry.blake2b:
             raise CheckpointError(f"{path}: its content does not fit its checksum; damaged.")
-    return manifest
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}.") from error

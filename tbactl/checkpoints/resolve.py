@@ -11,22 +11,20 @@ from pathlib import Path
 from tbactl.checkpoints.manifest import verify
 from tbactl.checkpoints.store import steps_of, usable_checkpoint
 from tbactl.config.layout import CheckpointLayout, RunLayout
+from tbactl.config.tasks import POLICY_PREFIX, shipped_policy
 from tbactl.errors import CheckpointError
-from tbactl.protocols import Task
 
 logger = logging.getLogger(__name__)
 
-TASK_PREFIX = "task:"
-
 
 @contextmanager
-def resolved_policy(name: str, *, task: Task | None = None) -> Iterator[Path]:
+def resolved_policy(name: str, *, task: str) -> Iterator[Path]:
     """A policy in Hugging Face form, valid inside the block.
 
     Args:
         name: a run directory (its newest good checkpoint), a checkpoint of one, its `policy` or `learner` directory, a
             directory in Hugging Face form, a hub name, or `task:NAME`.
-        task: where `task:NAME` is looked up.
+        task: kind of the task that `task:NAME` refers to.
 
     Yields:
         A directory with config, weights and tokenizer; or the hub name as it is. A checkpoint without an export is
@@ -39,13 +37,10 @@ def resolved_policy(name: str, *, task: Task | None = None) -> Iterator[Path]:
         yield resolve_policy(name, task=task, scratch=Path(scratch))
 
 
-def resolve_policy(name: str, *, task: Task | None = None, scratch: Path) -> Path:
+def resolve_policy(name: str, *, task: str, scratch: Path) -> Path:
     """As `resolved_policy`; `scratch` is where shards are consolidated."""
-    if name.startswith(TASK_PREFIX):
-        find = getattr(task, "policy_path", None)
-        if find is None:
-            raise CheckpointError(f"'{name}': the task ships no policy; name a directory.")
-        return Path(find(name.removeprefix(TASK_PREFIX)))
+    if name.startswith(POLICY_PREFIX):
+        return shipped_policy(task, name)
     path = Path(name).expanduser()
     if not path.exists():
         if name.count("/") == 1 and not name.startswith((".", "/", "~")):

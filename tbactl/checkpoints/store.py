@@ -17,14 +17,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+from safetensors import SafetensorError
 
 from tbactl.checkpoints.manifest import make_manifest, verify
 from tbactl.config.layout import CheckpointLayout, RunLayout
-from tbactl.errors import CapacityError, CheckpointError
+from tbactl.errors import CapacityError, CheckpointError, TbactlError, is_out_of_space
 
 logger = logging.getLogger(__name__)
 
 _PATTERN = "step_*"
+# Less free space than this is none.
+_NO_SPACE_BYTES = 2**20
 
 
 class CheckpointStore:
@@ -48,6 +51,7 @@ class CheckpointStore:
 
         Raises:
             CapacityError: the disk is full.
+            CheckpointError: it cannot be written for another reason.
         """
         root = self._layout.checkpoints
         root.mkdir(parents=True, exist_ok=True)
@@ -59,15 +63,13 @@ class CheckpointStore:
         try:
             yield CheckpointLayout(temporary)
             _seal(temporary, step=step)
-        except OSError as error:
+            self._put_in_place(temporary, final)
+        except BaseException as error:
+            failure = _failure(error, final=final)
             _remove(temporary)
-            raise CapacityError(
-                f"cannot write checkpoint {final}: {error}. Free some disk space and resume."
-            ) from error
-        except BaseException:
-            _remove(temporary)
-            raise
-        self._put_in_place(temporary, final)
+            if failure is None:
+                raise
+            raise failure from error
 
     def _put_in_place(self, temporary: Path, final: Path) -> None:
         # A resumed run comes to a step again: the checkpoint of the undone future gives way.
@@ -75,10 +77,7 @@ class CheckpointStore:
         if final.exists():
             final.rename(undone)
         temporary.rename(final)
-        link = final.with_name(".latest.tmp")
-        link.symlink_to(final.name)
-        link.replace(self._layout.latest_checkpoint)
-        _sync_directory(final.parent)
+        self._make_latest(final)
         if undone.exists():
             _remove(undone)
         for old in steps_of(self._layout.checkpoints)[: -self._keep_last]:
@@ -91,6 +90,16 @@ class CheckpointStore:
             if checkpoint.name > self._layout.checkpoint(step).name:
                 logger.warning("checkpoint=%s removed: the run continues from step %d", checkpoint.name, step)
                 _remove(checkpoint)
+        remaining = steps_of(self._layout.checkpoints)
+        if remaining and not self._layout.latest_checkpoint.exists():
+            self._make_latest(remaining[-1])
+
+    def _make_latest(self, checkpoint: Path) -> None:
+        link = checkpoint.with_name(".latest.tmp")
+        _remove(link)
+        link.symlink_to(checkpoint.name)
+        link.replace(self._layout.latest_checkpoint)
+        _sync_directory(checkpoint.parent)
 
 
 def steps_of(checkpoints: Path) -> list[Path]:
@@ -149,5 +158,23 @@ def _sync_file(path: Path) -> None:
 _sync_directory = _sync_file
 
 
-def _remove(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True) if directory.is_dir() else directory.unlink(missing_ok=True)
+def _remove(path: Path) -> None:
+    # rmtree refuses a link to a directory.
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _failure(error: BaseException, *, final: Path) -> TbactlError | None:
+    """What the failure of a write means to the user; None where the error speaks for itself.
+
+    Called before anything is removed. Of a full disk torch only says that a file could not be written.
+    """
+    if isinstance(error, TbactlError) or not isinstance(error, (OSError, RuntimeError, SafetensorError)):
+        return None
+    problem = f"cannot write checkpoint {final}: {error}"
+    existing = next(directory for directory in final.parents if directory.exists())
+    if is_out_of_space(error) or shutil.disk_usage(existing).free < _NO_SPACE_BYTES:
+        return CapacityError(f"{problem}. Free some disk space and resume.")
+    return CheckpointError(f"{problem}. Earlier checkpoints are untouched.")

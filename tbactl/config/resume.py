@@ -14,12 +14,13 @@ from tbactl.config.overrides import ORIGIN, apply_overrides
 from tbactl.config.problems import located
 from tbactl.config.recipes import shown_path
 from tbactl.config.run_record import read_run_record
-from tbactl.config.sections import RunConfig
+from tbactl.config.sections import RunConfig, TrainerSection
 from tbactl.config.settings import Settings, dotted
 from tbactl.config.toml_lines import KeyPath
 from tbactl.errors import CheckpointError, ConfigError
 
-# Sections and keys that neither optimizer, buffer nor random streams depend on.
+# Sections and keys that neither optimizer, buffer nor random streams depend on; trainer.max_steps only where the
+# schedule of the learning rate does not end there.
 CHANGEABLE: tuple[KeyPath, ...] = (
     ("trainer", "max_steps"),
     ("evaluation",),
@@ -29,6 +30,9 @@ CHANGEABLE: tuple[KeyPath, ...] = (
     ("sync", "acknowledge_timeout_s"),
     ("sync", "max_logprob_difference"),
 )
+
+# Schedules of transformers whose learning rates do not depend on trainer.max_steps.
+ENDLESS_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
 
 
 def load_resumed(run_directory: Path, *, overrides: Sequence[str] = ()) -> LoadedRecipe:
@@ -71,12 +75,26 @@ def load_resumed(run_directory: Path, *, overrides: Sequence[str] = ()) -> Loade
 def _forbidden_changes(before: RunConfig, after: RunConfig) -> list[str]:
     old, new = before.model_dump(mode="json"), after.model_dump(mode="json")
     changeable = ", ".join(dotted(path) for path in CHANGEABLE)
-    return [
+    differences = _differences(old, new)
+    problems = [
         f"{ORIGIN}: {dotted(path)} is fixed since the run began, for a resumed run continues the same optimizer, "
         f"buffer and random streams; it may change {changeable}. Start a new run for this."
-        for path in _differences(old, new)
+        for path in differences
         if not any(path[: len(allowed)] == allowed for allowed in CHANGEABLE)
     ]
+    if ("trainer", "max_steps") in differences and _ends_at_max_steps(before.trainer):
+        problems.append(
+            f"{ORIGIN}: trainer.max_steps is fixed since the run began, for the learning rates of trainer.lr_schedule "
+            f"'{before.trainer.lr_schedule}' depend on it; it may change with {', '.join(ENDLESS_SCHEDULES)}, and with "
+            f"warmup_stable_decay whose lr_schedule_options give num_stable_steps. Start a new run for this."
+        )
+    return problems
+
+
+def _ends_at_max_steps(trainer: TrainerSection) -> bool:
+    if trainer.lr_schedule == "warmup_stable_decay":
+        return "num_stable_steps" not in trainer.lr_schedule_options
+    return trainer.lr_schedule not in ENDLESS_SCHEDULES
 
 
 def _differences(old: object, new: object, path: KeyPath = ()) -> list[KeyPath]:

@@ -40,9 +40,9 @@ class RunRecord(Section):
     """Why it failed."""
     ended_at: str | None = None
     duration_s: float | None = None
-    """From the supervisor's start to its end."""
+    """From the supervisor's start to its end, in this attempt."""
     training_s: float | None = None
-    """From the moment all processes were ready to the last optimizer step's end (or the end of the run)."""
+    """Of this attempt, from the moment all processes were ready to the last optimizer step's end, or the run's."""
     steps: int | None = None
     """Optimizer steps done, those before a resume included."""
     completions: int | None = None

@@ -91,7 +91,7 @@ class ReplaySection(Section):
     capacity_per_prompt: PositiveInt = 100
     """Trajectories kept for each prompt; the oldest leave first."""
     initial_trajectories: PositiveInt = 128
-    """Training starts when the buffer holds this many."""
+    """Training starts when this many trajectories have arrived, repeated ones included."""
     on_policy_fraction: Fraction = 0.95
     """m: probability, drawn for each prompt of a batch, of taking the most recent data; otherwise the whole buffer."""
     prioritization: Literal["uniform", "reward-softmax"] = "uniform"
@@ -187,7 +187,7 @@ class SupervisionSection(Section):
     """A child whose main loop has not moved for this long is ended."""
     stop_grace_s: PositiveFloat = 12.0
     """Time from the request to stop until children are killed."""
-    max_restarts: Annotated[int, Field(ge=0)] = 5
+    max_restarts: Annotated[int, Field(ge=0, le=30)] = 5
     """Restarts of one searcher before the run fails."""
     restart_backoff_s: NonNegativeFloat = 1.0
     """Wait before the first restart; doubles with each."""

@@ -29,12 +29,16 @@ def build_task(kind: str, options: Mapping[str, Any]) -> Task:
 
 
 def shipped_policy(kind: str, policy: str) -> Path:
-    """Directory of `task:NAME`, a policy that the task's package ships.
+    """Directory of `task:NAME`, a policy that the package of task `kind` ships, or `task:TASK/NAME`, of another task.
 
     Raises:
         ConfigError: the task ships no policy, or none of that name.
     """
-    find = getattr(registry.load(GROUP, kind), "policy_path", None)
+    owner, _, name = policy.removeprefix(POLICY_PREFIX).rpartition("/")
+    find = getattr(registry.load(GROUP, owner or kind), "policy_path", None)
     if find is None:
-        raise ConfigError(f"the task '{kind}' ships no policy; give a directory or a hub name.")
-    return Path(find(policy.removeprefix(POLICY_PREFIX)))
+        raise ConfigError(
+            f"policy.path = '{policy}': the task '{owner or kind}' ships no policy; give a directory, a hub name, or "
+            f"another task's, as task:TASK/NAME."
+        )
+    return Path(find(name))

@@ -60,7 +60,7 @@ SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "child_started": lambda d: f"started, pid {d['pid']}" + (f", life {d['attempt']}" if d["attempt"] > 1 else ""),
     "child_terminated": lambda d: "asked to leave by SIGTERM",
     "evaluation": _evaluation,
-    "evaluation_missed": lambda d: f"final policy not evaluated within {d['timeout_s']:g} s",
+    "evaluation_missed": lambda d: f"v{d['policy_version']} was not evaluated: {d['reason']}",
     "reclaimed": lambda d: f"removed what a dead run left: {d['directory']}",
     "resumed": lambda d: f"continues from {d['checkpoint'].rpartition('/')[2]}",
     "run_ended": lambda d: f"run {d['outcome']}, exit code {d['exit_code']}",

@@ -23,7 +23,7 @@ from tbactl.engines.policy_files import load_model_config, load_tokenizer, stop_
 from tbactl.protocols import FinishedRequest, GenerationRequest
 from tbactl.types import Completion, FinishReason
 from tbactl.weight_sync.fingerprint import fingerprint
-from tbactl.weight_sync.weights_file import check_shapes, copy_into, mapped_weights, shapes_of
+from tbactl.weight_sync.weights_file import check_shapes, copy_into, held_file, mapped_weights, shapes_of
 
 
 class TransformersOptions(Section):
@@ -107,11 +107,12 @@ class TransformersEngine:
 
     def load_policy(self, weights: Path, *, version: int) -> str:
         state = self._model.state_dict()
-        with mapped_weights(weights) as (shapes, tensors):
+        with held_file(weights) as held, mapped_weights(held) as (shapes, tensors):
             check_shapes(weights, found=shapes, expected=shapes_of(state))
+            loaded = fingerprint(held)
             copy_into(state, tensors)
         self.policy_version = version
-        return fingerprint(weights)
+        return loaded
 
     def sequence_logprobs(self, sequences: Sequence[tuple[tuple[int, ...], int]]) -> list[tuple[float, ...]]:
         scores = []

@@ -41,7 +41,7 @@ from tbactl.errors import ChildFailedError
 from tbactl.protocols import FinishedRequest, GenerationRequest
 from tbactl.types import Completion
 from tbactl.weight_sync.fingerprint import fingerprint
-from tbactl.weight_sync.weights_file import check_shapes, mapped_weights
+from tbactl.weight_sync.weights_file import check_shapes, held_file, mapped_weights
 
 _BACKEND = "tbactl-mapped-file"
 # Room for the sequences of a probe beside a full load: a check must not wait for a completion to end.
@@ -127,15 +127,16 @@ class VllmEngine:
         return len(self._first_versions) + len(self._stashed)
 
     def load_policy(self, weights: Path, *, version: int) -> str:
-        with mapped_weights(weights) as (shapes, _):
-            check_shapes(weights, found=shapes, expected=self._shapes)
-        loaded = fingerprint(weights)
-        try:
-            self._engine.collective_rpc("start_weight_update")
-            self._engine.collective_rpc("update_weights", args=({"path": str(weights)},))
-            self._engine.collective_rpc("finish_weight_update")
-        except Exception as error:
-            raise ChildFailedError(f"vLLM cannot load {weights.name}: {type(error).__name__}: {error}") from error
+        with held_file(weights) as held:
+            with mapped_weights(held) as (shapes, _):
+                check_shapes(weights, found=shapes, expected=self._shapes)
+            loaded = fingerprint(held)
+            try:
+                self._engine.collective_rpc("start_weight_update")
+                self._engine.collective_rpc("update_weights", args=({"path": str(held)},))
+                self._engine.collective_rpc("finish_weight_update")
+            except Exception as error:
+                raise ChildFailedError(f"vLLM cannot load {weights.name}: {type(error).__name__}: {error}") from error
         self.policy_version = version
         return loaded
 

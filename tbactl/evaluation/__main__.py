@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tbactl.config.evaluation import EvaluationConfig
 from tbactl.errors import TbactlError
-from tbactl.ipc.child import die_with_parent, leave
+from tbactl.ipc.child import die_with_parent, run_and_leave
 
 
 def main() -> int:
@@ -38,4 +38,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    leave(main())
+    run_and_leave(main)

@@ -35,9 +35,29 @@ def evaluate(config: EvaluationConfig) -> dict[str, Any]:
         CheckpointError: there is no policy at `config.checkpoint`.
         TaskError: the task's data cannot be read.
     """
+    with resolved_policy(config.checkpoint, task=config.task.kind) as policy:
+        return _evaluate_policy(fitted(config, policy=policy), policy=policy)
+
+
+def fitted(config: EvaluationConfig, *, policy: Path) -> EvaluationConfig:
+    """The configuration with default lengths halved to a policy's positions, where nobody asked for any lengths."""
+    try:
+        positions = json.loads((policy / "config.json").read_bytes()).get("max_position_embeddings")
+    except (OSError, ValueError):  # a hub name; the engine will say what is wrong
+        return config
+    fields = EvaluationConfig.model_fields
+    is_asked = any(getattr(config, name) != fields[name].default for name in ("max_prompt_tokens", "max_new_tokens"))
+    if is_asked or not positions or config.max_prompt_tokens + config.max_new_tokens < positions:
+        return config
+    half = (positions - 1) // 2
+    logger.info("the policy has %d positions: at most %d tokens for prompts and for completions", positions, half)
+    return config.model_copy(update={"max_prompt_tokens": half, "max_new_tokens": half})
+
+
+def _evaluate_policy(config: EvaluationConfig, *, policy: Path) -> dict[str, Any]:
     task = build_task(config.task.kind, task_options(config))
     try:
-        with resolved_policy(config.checkpoint, task=task) as policy, _engine(config, policy) as engine:
+        with _engine(config, policy) as engine:
             if config.harness == "lm-eval":
                 return _by_harness(config, task=task, engine=engine, policy=policy)
             return _by_task(config, task=task, engine=engine, policy=policy)
@@ -51,7 +71,6 @@ def task_options(config: EvaluationConfig) -> dict[str, Any]:
     Raises:
         ConfigError: the evaluation asks for something that the task has no option for.
     """
-    fields = EvaluationConfig.model_fields
     asked: dict[str, Any] = {
         "data": None if config.data is None else str(config.data),
         "num_samples": config.num_samples,
@@ -64,7 +83,8 @@ def task_options(config: EvaluationConfig) -> dict[str, Any]:
     for name, value in asked.items():
         if name in known and value is not None:
             options[name] = value
-        elif name not in known and value not in (None, fields[name].default):
+        elif name in ("data", "num_samples") and value not in (None, 1):
+            # The others say how to sample, which such a task decides itself; these say what is measured.
             raise ConfigError(f"{name} = {value!r}: the task '{config.task.kind}' has no option of that name.")
     return options
 

@@ -14,7 +14,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from tbactl.ipc.control_page import ProcessState, Slot
@@ -50,6 +51,19 @@ def leave(exit_code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
+
+
+def run_and_leave(main: Callable[[], int]) -> NoReturn:
+    """End this process with the exit code of `main`, or with 1 and its traceback.
+
+    Also after an error: a thread that a library left behind would keep the interpreter from ending.
+    """
+    try:
+        exit_code = main()
+    except Exception:
+        traceback.print_exc()
+        exit_code = 1
+    leave(exit_code)
 
 
 class Pulse:

@@ -55,8 +55,7 @@ class TrainerPhase(IntEnum):
     TRAINING = 3
     SYNCING = 4
     CHECKPOINTING = 5
-    EVALUATING = 6
-    DONE = 7
+    DONE = 6
 
 
 def _words(*names: str) -> tuple[str, ...]:

@@ -16,9 +16,7 @@ from __future__ import annotations
 import logging
 import struct
 import zlib
-from collections.abc import Callable
 
-from tbactl.clock import Clock
 from tbactl.errors import CapacityError
 from tbactl.ipc.ring_file import (
     CORRUPT_WORD,
@@ -42,7 +40,6 @@ assert _RECORD_HEADER.size == RECORD_OVERHEAD_BYTES
 _MAX_LENGTH = 2**32 - 1
 # A record that looks damaged is looked at again: a weakly ordered processor may show the cursor before the payload.
 _READ_ATTEMPTS = 3
-_FIRST_POLL_S, _LAST_POLL_S = 0.001, 0.05
 
 
 def _checksum(length: int, sequence_number: int, payload: bytes) -> int:
@@ -89,29 +86,6 @@ class RingWriter(RingEnd):
         self._put(position, header)
         self._put(position + RECORD_OVERHEAD_BYTES, payload)
         self._written.store(count + 1, end)
-        return True
-
-    def wait_write(
-        self, payload: bytes, *, clock: Clock, timeout_s: float, should_stop: Callable[[], bool] = lambda: False
-    ) -> bool:
-        """Append a record, waiting for room (back-pressure) up to `timeout_s` seconds or until `should_stop()`.
-
-        `should_stop` is asked between two looks, at least every 50 ms: the place for a heartbeat and for checking that
-        the reader lives.
-
-        Returns:
-            Whether the record was written.
-
-        Raises:
-            CapacityError: As `try_write`.
-        """
-        deadline_s = clock.monotonic_s() + timeout_s
-        poll_s = _FIRST_POLL_S
-        while not self.try_write(payload):
-            if should_stop() or clock.monotonic_s() >= deadline_s:
-                return False
-            clock.sleep(poll_s)
-            poll_s = min(2 * poll_s, _LAST_POLL_S)
         return True
 
     def _put(self, position: int, data: bytes) -> None:

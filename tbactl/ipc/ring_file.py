@@ -216,11 +216,6 @@ class RingEnd:
         return min(max(write_position - read_position, 0), self.capacity_bytes)
 
     @property
-    def fill_fraction(self) -> float:
-        """Share of the capacity that is in use, in [0, 1]."""
-        return self.used_bytes / self.capacity_bytes
-
-    @property
     def stats(self) -> RingStats:
         """Counters of both ends, for metrics."""
         num_read, _ = self._read.load()

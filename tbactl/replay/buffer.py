@@ -5,13 +5,13 @@ Before this file on the way of a trajectory: the ring. After it: `samplers.py`.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from tbactl.errors import ConfigError, TaskError
+from tbactl.replay.age_order import AgeOrder
 from tbactl.replay.entries import StoredPrompt, StoredTrajectory
 from tbactl.replay.prompt_orders import RecencyOrder, Urn
 from tbactl.types import Trajectory, TrajectoryGroup
@@ -45,6 +45,26 @@ class BufferCounters:
     def copy(self) -> BufferCounters:
         """The totals of now."""
         return dataclasses.replace(self)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Use:
+    """One prompt's part of a batch, and what it was before."""
+
+    prompt: StoredPrompt
+    trajectories: list[StoredTrajectory]
+    last_draw: int
+    num_fresh: int
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Batch:
+    """What undoing the draws of a batch takes."""
+
+    urn: list[int]
+    urn_num_left: int
+    recency: list[tuple[bool, int, list[int]]]
+    uses: list[_Use] = dataclasses.field(default_factory=list)
 
 
 class ReplayBuffer:
@@ -83,7 +103,8 @@ class ReplayBuffer:
         self.urn = Urn()
         self.recency = RecencyOrder()
         self.counters = BufferCounters()
-        self._ages = _AgeOrder()
+        self._batch: _Batch | None = None
+        self._ages = AgeOrder()
         self._rewards: Counter[float] = Counter()
 
     def __len__(self) -> int:
@@ -120,6 +141,7 @@ class ReplayBuffer:
             TaskError: The prompt id is known with other prompt tokens, or a reward is not finite.
         """
         self._check(group)
+        self.commit_batch()
         prompt = self.prompts.get(group.prompt_id)
         if prompt is None:
             prompt = self.prompts[group.prompt_id] = StoredPrompt(group)
@@ -208,6 +230,7 @@ class ReplayBuffer:
 
     def expire(self, *, oldest_version: int) -> int:
         """Remove all trajectories of versions before `oldest_version`; returns how many."""
+        self.commit_batch()
         num_before = len(self)
         while self._ages and self._ages.oldest().version < oldest_version:
             self._drop(self._ages.oldest())
@@ -215,10 +238,33 @@ class ReplayBuffer:
         self.counters.num_expired += num_expired
         return num_expired
 
+    def begin_batch(self) -> None:
+        """The draws from here on are one batch, which `undo_batch` can take back. O(prompts)."""
+        self._batch = _Batch(urn=list(self.urn.items), urn_num_left=self.urn.num_left, recency=self.recency.dump())
+
+    def commit_batch(self) -> None:
+        """The batch was trained on. An insertion, an expiry or another batch makes the draws before it final too."""
+        self._batch = None
+
+    def undo_batch(self) -> None:
+        """Take the draws of an uncommitted batch back, exactly: the same generator draws it again."""
+        if self._batch is None:
+            return
+        for use in reversed(self._batch.uses):
+            use.prompt.last_draw, use.prompt.num_fresh = use.last_draw, use.num_fresh
+            for stored in use.trajectories:
+                stored.num_draws -= 1
+            self.counters.num_draws -= len(use.trajectories)
+        self.urn = Urn(self._batch.urn, num_left=self._batch.urn_num_left)
+        self.recency = RecencyOrder.restore(self._batch.recency)
+        self._batch = None
+
     def draw(self, prompt_id: int, chosen: Sequence[int]) -> TrajectoryGroup:
         """The group of the chosen trajectories (indexes, oldest first; may repeat), counted as used."""
         prompt = self.prompts[prompt_id]
         trajectories = [prompt.trajectories[index] for index in chosen]
+        if self._batch is not None:
+            self._batch.uses.append(_Use(prompt, trajectories, prompt.last_draw, prompt.num_fresh))
         for stored in trajectories:
             stored.num_draws += 1
         self.counters.num_draws += len(trajectories)
@@ -240,38 +286,3 @@ class ReplayBuffer:
             self._trim(prompt)
         self._trim_all()
         return len(held) - len(self)
-
-
-class _AgeOrder:
-    """All trajectories, oldest first: a queue for each version. O(1) but for a version's first and last trajectory."""
-
-    def __init__(self) -> None:
-        self._queues: dict[int, OrderedDict[int, StoredTrajectory]] = {}
-        self._sorted_versions: list[int] = []
-        self._num_held = 0
-
-    def __len__(self) -> int:
-        return self._num_held
-
-    @property
-    def versions(self) -> dict[int, int]:
-        return {version: len(self._queues[version]) for version in self._sorted_versions}
-
-    def add(self, stored: StoredTrajectory) -> None:
-        """Add one that was inserted after all others of its version."""
-        if stored.version not in self._queues:
-            self._queues[stored.version] = OrderedDict()
-            bisect.insort(self._sorted_versions, stored.version)
-        self._queues[stored.version][stored.insert_number] = stored
-        self._num_held += 1
-
-    def remove(self, stored: StoredTrajectory) -> None:
-        queue = self._queues[stored.version]
-        del queue[stored.insert_number]
-        if not queue:
-            del self._queues[stored.version]
-            self._sorted_versions.remove(stored.version)
-        self._num_held -= 1
-
-    def oldest(self) -> StoredTrajectory:
-        return next(iter(self._queues[self._sorted_versions[0]].values()))

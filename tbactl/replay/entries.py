@@ -38,7 +38,7 @@ class StoredTrajectory(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def version(self) -> int:
-        """The policy version it counts as: the oldest that made one of its tokens, so that age limits hold for all."""
+        """As `Completion.version`."""
         return self.first_version
 
     @property

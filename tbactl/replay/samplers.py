@@ -68,11 +68,13 @@ class MixtureSampler:
     ) -> list[TrajectoryGroup]:
         """Draw a batch: `num_prompts` (B) groups of `num_per_prompt` (K >= 2) trajectories.
 
-        Uses are recorded in the buffer. Empty when no prompt has two trajectories that may be drawn.
+        Uses are recorded in the buffer, as a batch that can be undone until it is committed. Empty when no prompt has
+        two trajectories that may be drawn.
         """
         assert num_per_prompt >= MIN_GROUP_SIZE
         if self.max_staleness is not None:
             buffer.expire(oldest_version=policy_version - self.max_staleness)
+        buffer.begin_batch()
         groups: list[TrajectoryGroup] = []
         in_batch: set[int] = set()
         while len(groups) < num_prompts and buffer.num_eligible_prompts:

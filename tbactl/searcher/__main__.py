@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from pathlib import Path
 
 from tbactl.config.layout import ProcessConfig
 from tbactl.errors import TbactlError
-from tbactl.ipc.child import die_with_parent, leave
+from tbactl.ipc.child import bind_to_cores, die_with_parent, run_and_leave
 
 
 def main() -> int:
@@ -20,8 +19,7 @@ def main() -> int:
     arguments = parser.parse_args()
     die_with_parent()
     config = ProcessConfig.model_validate_json(arguments.config.read_bytes())
-    if config.cores:
-        os.sched_setaffinity(0, config.cores)  # before any library counts its cores
+    bind_to_cores(config.cores)  # before any library counts them
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     from tbactl.searcher.run import run_searcher
 
@@ -34,4 +32,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    leave(main())
+    run_and_leave(main)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from dataclasses import replace
 
 from tbactl.errors import CapacityError, ChildFailedError
 from tbactl.ipc.codec import CodecError, encode
@@ -23,12 +24,19 @@ _MAX_LOST_IN_A_ROW = 32
 class UidSource:
     """Uids that no other searcher, and no other life of this one, gives out.
 
-    A uid is searcher (16 bits) | checkpoint step resumed from (18) | start of this searcher (5) | running number (25).
+    A uid is searcher (16 bits) | origin (18) | attempt (5) | running number (25). The origin is 0 for a new run and
+    1 + the step of the checkpoint for a resumed one: what was made after that checkpoint is in no buffer any more.
+
+    Args:
+        searcher: its number.
+        resumed_step: of the checkpoint that the run was resumed from; None for a new run.
+        attempt: 1 for the first start of this searcher; `supervision.max_restarts` keeps it below 32.
     """
 
-    def __init__(self, *, searcher: int, resumed_step: int, attempt: int) -> None:
-        life = (resumed_step % 2**18) << 5 | attempt % 2**5
-        self._next = searcher << 48 | life << 25
+    def __init__(self, *, searcher: int, resumed_step: int | None, attempt: int) -> None:
+        assert 0 <= searcher < 2**16 and 0 <= attempt < 2**5, (searcher, attempt)
+        origin = 0 if resumed_step is None else (1 + resumed_step) % 2**18
+        self._next = searcher << 48 | origin << 30 | attempt << 25
 
     def take(self) -> int:
         """A new uid."""
@@ -95,7 +103,11 @@ class Outbox:
             self._answer(group)
 
     def flush(self) -> int:
-        """Write what can be written now; returns how many groups."""
+        """Write what can be written now; returns how many groups.
+
+        Raises:
+            CapacityError, CodecError: in order, a prompt that cannot be written even without completions.
+        """
         num_written = 0
         if self._in_order and self._encoded is None:
             self._waiting = deque(sorted(self._waiting, key=lambda group: group.streamed.position))
@@ -116,6 +128,13 @@ class Outbox:
         except (CapacityError, CodecError) as error:
             logger.error("group given up: %s", error)
             self._slot.add(num_alarms=1, num_failed=len(group.scored))
+            if self._in_order:
+                if not group.scored:
+                    raise
+                self._encoded = None
+                num_failed = group.num_failed + len(group.scored)
+                self._waiting[0] = replace(group, scored=(), num_failed=num_failed)
+                return self._write_first()
         self._waiting.popleft()
         self._encoded = None
         self._sequence_number += 1

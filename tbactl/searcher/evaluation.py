@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -62,8 +63,8 @@ class Evaluator:
         # The policy of the checkpoint itself may have been evaluated before; later ones will be other policies now.
         has_line = _has_evaluation(self._lines, resumed_version)
         self._last_done = resumed_version if has_line else resumed_version - 1
-        if self._is_active and self._marker.is_file():
-            self._last_done = int(self._marker.read_text(encoding="ascii"))
+        if self._is_active and (marked := _read_marker(self._marker)) is not None:
+            self._last_done = marked
         self._slot.set(evaluated_version_plus_1=self._last_done + 1)
 
     @property
@@ -101,7 +102,7 @@ class Evaluator:
         finally:
             self._slot.set(evaluating=0)
         self._last_done = version
-        self._marker.write_text(str(version), encoding="ascii")
+        _write_marker(self._marker, version)
         self._slot.set(evaluated_version_plus_1=version + 1)
 
     def _measure(
@@ -153,6 +154,19 @@ class Evaluator:
             seconds,
             " ".join(f"{name}={value:.4f}" for name, value in result.metrics.items()),
         )
+
+
+def _read_marker(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _write_marker(path: Path, version: int) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(str(version), encoding="ascii")
+    os.replace(partial, path)
 
 
 def _has_evaluation(lines: Path, version: int) -> bool:

@@ -8,7 +8,7 @@
 |---|---|---|
 | take weights | nothing | - |
 | evaluate | the engine, up to evaluation.timeout_s | the run's end |
-| start groups | a free place; a ring that is not full; mode sync: the trainer's grant | trainer reads, trainer grants |
+| start groups | all ready; a free place; a ring that is not full; mode sync: a grant | trainer reads, grants |
 | step the engine | one decode step | - |
 | deliver | nothing: what does not fit stays in the outbox | trainer reads |
 
@@ -139,8 +139,9 @@ class Searcher:
         """One turn; returns whether it did anything."""
         self._pulse.progress()
         asked_version = self._parts.evaluator.asked_version
-        has_worked = self._take_weights(wanted=asked_version)
-        if asked_version is not None and not self._must_load and self._parts.engine.policy_version >= asked_version:
+        # Newer weights wait for the evaluation of those it holds: a new engine's are version 0, published nowhere.
+        has_worked = not self._holds(asked_version) and self._take_weights(wanted=asked_version)
+        if asked_version is not None and self._holds(asked_version):
             self._parts.evaluator.evaluate(asked_version, on_other=self._sort_in, on_step=self._beside_evaluation)
             return True
         while self._may_start():
@@ -155,6 +156,9 @@ class Searcher:
     @property
     def _run_state(self) -> RunState:
         return RunState(self._supervisor.get("run_state"))
+
+    def _holds(self, version: int | None) -> bool:
+        return version is not None and not self._must_load and self._parts.engine.policy_version >= version
 
     def _take_weights(self, *, wanted: int | None) -> bool:
         """Load newer weights if there are any: the wanted version where it is still published, else the newest."""
@@ -174,7 +178,10 @@ class Searcher:
         return True
 
     def _may_start(self) -> bool:
-        if self._must_load or self._trainer.get("finished") or len(self._open) >= self._settings.max_concurrent_groups:
+        # Before RUNNING others are still loading: what is generated then would cost no training time.
+        if self._run_state != RunState.RUNNING or self._must_load or self._trainer.get("finished"):
+            return False
+        if len(self._open) >= self._settings.max_concurrent_groups:
             return False
         if self._is_sync:
             is_current = self._parts.engine.policy_version == self._trainer.get("published_version")

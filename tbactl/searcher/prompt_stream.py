@@ -15,6 +15,7 @@ from tbactl.types import Prompt
 
 # So many prompts in a row that do not fit mean that none will.
 _MAX_SKIPPED_IN_A_ROW = 10_000
+_PROGRESS_PERIOD = 256  # prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,8 @@ class PromptStream:
         searcher: i.
         num_searchers: n.
         start: positions before this one are answered already.
+        on_progress: called now and then on the way to `start`. Prompts before it must be encoded all the same: only
+            those that fit are numbered.
     """
 
     def __init__(
@@ -47,8 +50,10 @@ class PromptStream:
         searcher: int,
         num_searchers: int,
         start: int = 0,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         assert 0 <= searcher < num_searchers and start >= 0
+        self._on_progress = on_progress
         self._usable = self._number_usable(prompts, encode, max_prompt_tokens)
         self._num_searchers = num_searchers
         self.next_position = start + (searcher - start) % num_searchers
@@ -72,7 +77,9 @@ class PromptStream:
         self, prompts: Iterator[Prompt], encode: Callable[[str], tuple[int, ...]], max_prompt_tokens: int
     ) -> Iterator[StreamedPrompt]:
         position = in_a_row = 0
-        for prompt in prompts:
+        for i, prompt in enumerate(prompts):
+            if i % _PROGRESS_PERIOD == 0:
+                self._on_progress()
             token_ids = encode(prompt.text)
             if 0 < len(token_ids) <= max_prompt_tokens:
                 yield StreamedPrompt(position=position, prompt=prompt, token_ids=token_ids)

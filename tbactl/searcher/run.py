@@ -61,11 +61,16 @@ def _run(config: ProcessConfig, *, page: ControlPage, slot: Slot, pulse: Pulse, 
         searcher=config.index,
         num_searchers=run.searchers.num_searchers,
         start=slot.get("stream_position") or resumed.position,
+        on_progress=pulse.progress,
     )
     cursor = Cursor(stream.next_position, stride=run.searchers.num_searchers)
     slot.set(stream_position=cursor.position)
     scorer = Scorer(task, clock=clock, limit_s=run.supervision.progress_timeout_s)
-    uids = UidSource(searcher=config.index, resumed_step=resumed.step, attempt=slot.get("attempt"))
+    uids = UidSource(
+        searcher=config.index,
+        resumed_step=None if config.resume_checkpoint is None else resumed.step,
+        attempt=slot.get("attempt"),
+    )
     parts = SearcherParts(
         engine=engine,
         stream=stream,

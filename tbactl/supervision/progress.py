@@ -36,12 +36,17 @@ class ProgressRecorder:
         self._num_completions = num_completions
         self._evaluations = JsonlTail(evaluations, from_end=True)
         self._milestones: list[Milestone] = []
+        self._evaluated = {int(line["policy_version"]) for line in JsonlTail(evaluations).read_new()}
+        self._asked: list[int] = []
         self._training_since_s: float | None = None
         self._seen: dict[tuple[str, str], float] = {}
 
     def start_training(self) -> None:
-        """All processes are ready: from here training time counts."""
+        """All processes are ready: from here training time counts, and what an earlier attempt did beyond is undone."""
         self._training_since_s = self._events.elapsed_s
+        version = self._page.trainer().get("policy_version")
+        self._evaluated = {evaluated for evaluated in self._evaluated if evaluated <= version}
+        self._events.record("run_state", state="RUNNING", policy_version=version)
 
     @property
     def training_s(self) -> float:
@@ -64,8 +69,13 @@ class ProgressRecorder:
             self._events.record("alarm", process="trainer-0", num_alarms=int(alarms))
         for index in range(self._page.num_searchers):
             self._observe_searcher(f"searcher-{index}", self._page.searcher(index).snapshot())
+        # Before the lines are read: a searcher writes the line of an evaluation first.
+        num_done = self._page.searcher(0).get("evaluated_version_plus_1")
         for evaluation in self._evaluations.read_new():
             self._record_evaluation(evaluation)
+        if asked := self._changed("trainer-0", "evaluate_version", trainer):
+            self._asked.append(int(asked))
+        self._observe_missed(num_done)
 
     def milestone(self, policy_version: int) -> Milestone | None:
         """When this version was first seen; the next later one where several steps passed between two looks."""
@@ -102,8 +112,20 @@ class ProgressRecorder:
         self._seen[process, word] = value
         return value if value != before else 0.0
 
+    def _observe_missed(self, num_done: int) -> None:
+        """Evaluations that were asked for and are over without a result."""
+        while self._asked and self._asked[0] < num_done:
+            version = self._asked.pop(0)
+            if version not in self._evaluated:
+                self.record_missed(version, reason="it failed, or the next one was due before it began")
+
+    def record_missed(self, policy_version: int, *, reason: str) -> None:
+        """There will be no evaluation of this version."""
+        self._events.record("evaluation_missed", process="searcher-0", policy_version=policy_version, reason=reason)
+
     def _record_evaluation(self, evaluation: dict[str, Any]) -> None:
         version = int(evaluation.get("policy_version", 0))
+        self._evaluated.add(version)
         milestone = self.milestone(version)
         self._events.record(
             "evaluation",

@@ -21,7 +21,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tbactl.clock import Clock, SystemClock
 from tbactl.config.layout import SHM_ROOT
@@ -123,7 +123,7 @@ def _run_and_record(run: RunDirectory, *, signals: StopSignals, events: EventLog
     run.write_record(started)
     point_symlink(run.root.parent / "latest", run.root.name)
     ending = Ending(outcome="failed", exit_code=1)
-    facts: dict[str, float | int | None] = {}
+    facts: dict[str, Any] = {}
     try:
         with _shared_memory(run) as memory:
             supervisor = Supervisor(run, page=memory.page, signals=signals, events=events, clock=clock)
@@ -136,7 +136,8 @@ def _run_and_record(run: RunDirectory, *, signals: StopSignals, events: EventLog
     except TbactlError as error:
         ending = Ending(outcome="failed", exit_code=error.exit_code, error=error)
     finally:
-        events.record("run_ended", outcome=ending.outcome, exit_code=ending.exit_code)
+        duration_s = round(events.elapsed_s, 3)
+        events.record("run_ended", outcome=ending.outcome, exit_code=ending.exit_code, duration_s=duration_s, **facts)
         run.write_record(
             started.model_copy(
                 update={
@@ -144,7 +145,7 @@ def _run_and_record(run: RunDirectory, *, signals: StopSignals, events: EventLog
                     "exit_code": ending.exit_code,
                     "message": "" if ending.error is None else str(ending.error),
                     "ended_at": utc(clock.wall_s()),
-                    "duration_s": round(events.elapsed_s, 3),
+                    "duration_s": duration_s,
                     **facts,
                 }
             )
@@ -197,7 +198,7 @@ class Supervisor:
         self._shut_down(drain=True)
         return ending
 
-    def facts(self) -> dict[str, float | int | None]:
+    def facts(self) -> dict[str, Any]:
         """What run.json says about the work done."""
         training_s = self._progress.training_s if self._training_s is None else self._training_s
         return {
@@ -254,7 +255,6 @@ class Supervisor:
         self._page.supervisor.set(run_state=RunState.RUNNING)
         self._run_moved_s = self._clock.monotonic_s()
         self._progress.start_training()
-        self._events.record("run_state", state="RUNNING")
 
     def _check_run(self) -> None:
         """The run as a whole must get on: a trainer may wait for groups that nobody is going to write.
@@ -294,11 +294,11 @@ class Supervisor:
         evaluation = self._config.evaluation
         final_version = trainer.get("policy_version")
         if not evaluation.num_prompts or self._page.searcher(0).get("evaluated_version_plus_1") == final_version + 1:
+            self._progress.observe()  # its result, or that there is none
             return True
         if now - self._finished_s > evaluation.timeout_s:
-            self._events.record(
-                "evaluation_missed", process="searcher-0", policy_version=final_version, timeout_s=evaluation.timeout_s
-            )
+            reason = f"it took longer than evaluation.timeout_s = {evaluation.timeout_s:g}"
+            self._progress.record_missed(final_version, reason=reason)
             return True
         return False
 

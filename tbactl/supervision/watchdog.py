@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from tbactl.config.sections import EvaluationSection, SupervisionSection
 from tbactl.ipc.control_page import ProcessState, TrainerPhase
 
+# A child that is done, or has failed, has nothing left to do but to leave.
+LEAVE_S = 10.0
+
 
 def complaint(
     slot: Mapping[str, float],
@@ -32,13 +35,16 @@ def complaint(
     if state < ProcessState.READY:
         limit_s = supervision.start_timeout_s
         return f"not ready after {age_s:.0f} s (supervision.start_timeout_s = {limit_s:g})" if age_s > limit_s else None
+    progress_s = (now_ns - slot["progress_ns"]) / 1e9
+    if state in (ProcessState.STOPPED, ProcessState.FAILED):
+        is_stuck = progress_s > LEAVE_S
+        return f"it has said {state.name} {progress_s:.0f} s ago and has not left" if is_stuck else None
     heartbeat_s = (now_ns - slot["heartbeat_ns"]) / 1e9
     if heartbeat_s > supervision.heartbeat_timeout_s:
         return (
             f"no heartbeat for {heartbeat_s:.1f} s (supervision.heartbeat_timeout_s = "
             f"{supervision.heartbeat_timeout_s:g}): it is stopped or swapped out"
         )
-    progress_s = (now_ns - slot["progress_ns"]) / 1e9
     limit_s = supervision.progress_timeout_s
     if slot.get("evaluating"):
         limit_s = max(limit_s, evaluation.timeout_s)
@@ -51,7 +57,7 @@ def complaint(
 # and waiting for another one.
 TRAINER_PROGRESS = ("policy_version", "num_trajectories_received", "checkpoint_step", "phase")
 SEARCHER_PROGRESS = ("num_completions", "loaded_version", "evaluated_version_plus_1", "state", "attempt")
-WAITING_PHASES = (TrainerPhase.LOADING, TrainerPhase.FILLING, TrainerPhase.WAITING, TrainerPhase.EVALUATING)
+WAITING_PHASES = (TrainerPhase.LOADING, TrainerPhase.FILLING, TrainerPhase.WAITING)
 
 
 def is_anyone_busy(trainer: Mapping[str, float], searchers: Sequence[Mapping[str, float]]) -> bool:

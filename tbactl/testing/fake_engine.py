@@ -103,11 +103,11 @@ class FakeEngine:
         """Take new weights between two steps."""
         self._faults.reach("load_policy")
         time.sleep(self._options.load_seconds)
-        policy = FakePolicy.load(weights)
+        policy, fingerprint = FakePolicy.load(weights), file_fingerprint(weights)
         if not self._options.ignore_weights:
             self._policy = policy
         self.policy_version = version
-        return file_fingerprint(weights)
+        return fingerprint
 
     def sequence_logprobs(self, sequences: Sequence[tuple[tuple[int, ...], int]]) -> list[tuple[float, ...]]:
         """Exact log-probs at temperature 1."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tbactl.config.layout import ProcessConfig
 from tbactl.errors import ConfigError, TbactlError
-from tbactl.ipc.child import die_with_parent, leave
+from tbactl.ipc.child import die_with_parent, run_and_leave
 from tbactl.trainer.session import run_trainer
 
 
@@ -36,4 +36,4 @@ def _read(path: Path) -> ProcessConfig:
 
 
 if __name__ == "__main__":
-    leave(main())
+    run_and_leave(main)

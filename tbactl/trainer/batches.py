@@ -43,7 +43,7 @@ class BatchSource(Protocol):
         ...
 
     def settle(self) -> None:
-        """The run ends here: take in what a checkpoint should hold."""
+        """The run ends here: give back a batch that was not trained on, take in what a checkpoint should hold."""
         ...
 
 
@@ -89,11 +89,13 @@ class ReplayBatches:
         return groups
 
     def commit(self) -> None:
-        """The generator's state after the draw is the one to go on with."""
+        """The draws are final, and the generator's state after them is the one to go on with."""
+        self._buffer.commit_batch()
         self._state.sampler_rng = self._drawn_rng
 
     def settle(self) -> None:
-        """What has arrived belongs to the checkpoint: it will not be generated again."""
+        """An aborted batch is to be drawn again. What has arrived belongs to the checkpoint: it is not made again."""
+        self._buffer.undo_batch()
         self._intake.drain()
 
     def _can_draw(self) -> bool:
@@ -130,6 +132,7 @@ class TurnBatches:
     ) -> None:
         self._num_prompts = run.trainer.prompts_per_step
         self._num_per_prompt = run.trainer.completions_per_prompt
+        self._num_ranks = run.trainer.num_ranks
         self._slot = page.trainer()
         self._searchers = [page.searcher(index) for index in range(page.num_searchers)]
         self._intake = intake
@@ -143,7 +146,8 @@ class TurnBatches:
         self._turn = {}
         groups: list[TrajectoryGroup] = []
         with watch.measure("wait"):
-            while not groups:
+            # Each rank needs a group; a turn in which too many failed is followed by another.
+            while len(groups) < self._num_ranks:
                 if not self._take_turn():
                     return []
                 groups = [self._trained(group) for group in self._in_order() if self._is_trainable(group)]
@@ -173,10 +177,12 @@ class TurnBatches:
     def _collect(self) -> int:
         for group in self._intake.receive():
             key = (group.stream_position, group.searcher)
-            if key in self._turn:
-                # A searcher that died between writing and moving its cursor: the same prompt and seed, the same group.
+            if key in self._turn or group.stream_position <= self._state.stream_positions[group.searcher]:
+                # A searcher that died between writing and moving its cursor: the same prompt and seed, the same group,
+                # in the same turn or after it.
                 logger.warning("prompt=%d of searcher %d came twice", group.prompt_id, group.searcher)
-            self._turn.setdefault(key, group)
+                continue
+            self._turn[key] = group
         return len(self._turn)
 
     def _in_order(self) -> list[TrajectoryGroup]:

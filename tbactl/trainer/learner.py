@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tbactl.checkpoints.consolidate import FACTS_FILE, POLICY_CONFIG
 from tbactl.config.layout import ProcessConfig
 from tbactl.errors import CheckpointError, ConfigError
 from tbactl.ipc.codec import decode, encode
-from tbactl.objectives.batch import Objective
+from tbactl.objectives.batch import Objective, ObjectiveBatch
 from tbactl.protocols import ProbeBatch
 from tbactl.trainer.collate import collate
 from tbactl.trainer.deepspeed_backend import DeepSpeedBackend, accelerator_device
@@ -65,6 +66,7 @@ class DeepSpeedLearner:
         torch.manual_seed(run.seed)
         self._policy = load_policy(run.policy, directory=config.policy_directory)
         objective: Objective = registry.load("tbactl.objectives", run.objective.kind)(**run.objective.options)
+        check_required_fields(objective, kind=run.objective.kind)
         model = self._scoring_model(self._policy)
         model.to(accelerator_device())
         shares_prompt = check_scoring(model)
@@ -153,15 +155,22 @@ class DeepSpeedLearner:
         """Ranks above 0: carry out what rank 0 is asked, until it closes.
 
         Args:
-            while_waiting: called again and again between commands; reports that this rank is alive.
+            while_waiting: called again and again between commands, and before each micro-batch; reports that this
+                rank is alive.
         """
+
+        def report_progress() -> bool:
+            # Whether to abort is rank 0's to say.
+            while_waiting()
+            return False
+
         while True:
             command = self._ranks.receive(while_waiting=while_waiting)
             arguments = command.arguments
             match command.name:
                 case "update":
                     groups = _split(command.blob, arguments["sizes"])
-                    self._updater.update(groups, beta=arguments["beta"], should_abort=lambda: False)
+                    self._updater.update(groups, beta=arguments["beta"], should_abort=report_progress)
                 case "probe":
                     self._probe([(tuple(ids), length) for ids, length in arguments["sequences"]])
                 case "collect":
@@ -227,6 +236,21 @@ class DeepSpeedLearner:
             raise CheckpointError(f"{directory} cannot be continued with these settings: {listing}.")
         self._backend.load(directory)
         _restore_rng_states(load_file(directory / f"rank{self._ranks.rank}-{RNG_FILE}"))
+
+
+def check_required_fields(objective: Objective, *, kind: str) -> None:
+    """Whether a batch holds all that an objective reads.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    known = {field.name for field in fields(ObjectiveBatch)}
+    unknown = sorted(objective.required_fields - known)
+    if unknown:
+        raise ConfigError(
+            f"objective.kind: '{kind}' requires {', '.join(unknown)}; a batch holds {', '.join(sorted(known))}. "
+            f"Correct its required_fields, or use an objective made for this version of tbactl."
+        )
 
 
 def _split(blob: bytes, sizes: Sequence[int]) -> list[TrajectoryGroup]:

@@ -16,12 +16,14 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import FileStore, HashStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from tbactl.config.layout import ProcessConfig
 from tbactl.errors import ChildFailedError
 
 POLL_S = 0.001
+LOOPBACK = "lo"
+RENDEZVOUS_FILE = "trainer-ranks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +36,11 @@ class Command:
 
 
 class RankGroup:
-    """The trainer's processes. A single rank needs no launcher, no port and no network.
+    """The trainer's processes, all on one machine. They need no launcher and no port.
 
-    Several ranks meet at MASTER_ADDR:MASTER_PORT, or on this machine at the port the supervisor chose. A process group
-    that exists already is used as it is.
+    They meet in a file of the run's shared-memory directory, which only its owner can enter, and gloo talks over the
+    loopback interface: nothing of a run can be reached from outside. A process group that exists already is used as it
+    is.
 
     Args:
         config: of this rank.
@@ -53,6 +56,7 @@ class RankGroup:
         self._is_ours = not dist.is_initialized()
         backend = "nccl" if device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=config.run.supervision.progress_timeout_s)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
         try:
             if self._is_ours:
                 dist.init_process_group(
@@ -72,13 +76,9 @@ class RankGroup:
     def _store(self, config: ProcessConfig) -> Store:
         if self.size == 1:
             return HashStore()
-        return TCPStore(
-            os.environ.get("MASTER_ADDR", "127.0.0.1"),
-            int(os.environ.get("MASTER_PORT", config.rendezvous_port)),
-            self.size,
-            is_master=self.rank == 0,
-            timeout=timedelta(seconds=config.run.supervision.start_timeout_s),
-        )
+        store = FileStore(str(config.shm.root / RENDEZVOUS_FILE), self.size)
+        store.set_timeout(timedelta(seconds=config.run.supervision.start_timeout_s))
+        return store
 
     def send(self, command: Command) -> None:
         """Give a command to all other ranks. Rank 0 only; it then carries the command out itself."""

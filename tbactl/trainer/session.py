@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,7 +12,7 @@ from tbactl.checkpoints.trainer_state import TrainerState
 from tbactl.clock import Clock, SystemClock
 from tbactl.config.layout import CheckpointLayout, ProcessConfig
 from tbactl.errors import ChildFailedError, TbactlError
-from tbactl.ipc.child import Pulse
+from tbactl.ipc.child import Pulse, bind_to_cores
 from tbactl.ipc.control_page import ControlPage, ProcessState, TrainerPhase
 from tbactl.protocols import Learner
 from tbactl.replay.buffer import ReplayBuffer
@@ -36,8 +35,7 @@ def run_trainer(config: ProcessConfig) -> None:
     Raises:
         TbactlError: training cannot begin or go on.
     """
-    if config.cores:
-        os.sched_setaffinity(0, config.cores)
+    bind_to_cores(config.cores)
     page = ControlPage.open(config.shm.control)
     pulse = Pulse(page.trainer(config.index), supervisor=page.supervisor)
     pulse.start()

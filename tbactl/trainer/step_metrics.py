@@ -16,9 +16,9 @@ PACE_STEPS = 10
 
 
 def batch_metrics(groups: Sequence[TrajectoryGroup], *, policy_version: int) -> dict[str, float]:
-    """Lengths and staleness of a batch: optimizer steps since the policy that generated each trajectory."""
+    """Lengths and staleness of a batch: optimizer steps since the version that each completion counts as."""
     completions = [trajectory.completion for group in groups for trajectory in group.trajectories]
-    staleness = np.array([max(0, policy_version - completion.last_version) for completion in completions])
+    staleness = np.array([max(0, policy_version - completion.version) for completion in completions])
     lengths = np.array([len(completion.token_ids) for completion in completions])
     return {
         "replay/staleness/mean": float(staleness.mean()),

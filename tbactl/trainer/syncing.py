@@ -30,7 +30,7 @@ class Syncing:
     """Publishes policy versions; never waits for anybody.
 
     A searcher that does not take new weights in time is the supervisor's to restart; here it is an alarm. So is one
-    whose log-probs of the probe differ too much from the trainer's.
+    whose log-probs of the probe differ too much from the trainer's, or whose weights are not the published ones.
     """
 
     def __init__(
@@ -53,6 +53,8 @@ class Syncing:
         self._state = state
         self._clock = clock
         self._published_version = 0
+        # Of the versions that can be loaded, as searchers show it: the first 8 bytes.
+        self._fingerprints: dict[int, int] = {}
         self._lags = [_Lag(since_s=clock.monotonic_s()) for _ in self._searchers]
         self._checked = [0] * len(self._searchers)
 
@@ -60,7 +62,7 @@ class Syncing:
         """Publish the learner's weights as the state's policy version."""
         version = self._state.policy_version
         probe = self._probe()
-        publish(
+        published = publish(
             self._weights_directory,
             version=version,
             write=self._learner.write_weights,
@@ -70,27 +72,33 @@ class Syncing:
         # Those that were up to date have from now on.
         self._check_acknowledgements()
         self._published_version = version
+        self._fingerprints[version] = int(published.fingerprint[:16], 16)
+        for superseded in list(self._fingerprints)[:-2]:
+            del self._fingerprints[superseded]
         self._slot.set(published_version=version)
 
     def _probe(self) -> ProbeBatch:
         """The newest trajectories of some prompts: what both sides really see. The same for the same buffer."""
+        if not self._section.probe_sequences:
+            return ProbeBatch(sequences=())
         sequences = []
         for prompt in list(self._buffer.prompts.values())[-self._section.probe_sequences :]:
             prompt_ids = prompt.header.prompt_token_ids
             newest = prompt.trajectories[-1].to_trajectory()
             sequences.append(((*prompt_ids, *newest.completion.token_ids), len(prompt_ids)))
-        return ProbeBatch(sequences=tuple(sequences) if self._section.probe_sequences else ())
+        return ProbeBatch(sequences=tuple(sequences))
 
     def observe(self) -> dict[str, float]:
         """Look at the searchers once; metrics, with alarms counted and logged."""
         self._check_acknowledgements()
-        self._check_differences()
+        self._check_loaded()
         searchers = [slot.snapshot() for slot in self._searchers]
         versions = [int(searcher["loaded_version"]) for searcher in searchers]
         return {
             "sync/published_version/value": float(self._published_version),
             "sync/version_lag/max": float(max(self._published_version - version for version in versions)),
             "sync/alarms/total": float(self._state.total("alarms")),
+            "sync/fingerprint_mismatches/total": float(self._state.total("fingerprint_mismatches")),
             "searcher/logprob_difference/max": max(searcher["f_logprob_difference"] for searcher in searchers),
             "searcher/sync_s/max": max(searcher["f_sync_seconds"] for searcher in searchers),
             "searcher/tokens_per_s/sum": sum(searcher["f_tokens_per_s"] for searcher in searchers),
@@ -103,7 +111,9 @@ class Syncing:
         now_s = self._clock.monotonic_s()
         for index, (slot, lag) in enumerate(zip(self._searchers, self._lags, strict=True)):
             loaded = slot.get("loaded_version")
-            is_behind = slot.get("state") == ProcessState.RUNNING and loaded < self._published_version
+            # An evaluation may take as long as evaluation.timeout_s, and holds new weights off until its end.
+            may_load = slot.get("state") == ProcessState.RUNNING and not slot.get("evaluating")
+            is_behind = may_load and loaded < self._published_version
             if not is_behind or loaded != lag.loaded_version:
                 # It holds the newest version, or has taken another one since: its time begins anew.
                 lag.loaded_version, lag.since_s, lag.is_reported = loaded, now_s, False
@@ -114,17 +124,27 @@ class Syncing:
                     f"{now_s - lag.since_s:.0f} s (sync.acknowledge_timeout_s); it holds {loaded}"
                 )
 
-    def _check_differences(self) -> None:
+    def _check_loaded(self) -> None:
+        """Each searcher's newest weights, once."""
         limit = self._section.max_logprob_difference
         for index, slot in enumerate(self._searchers):
             version = slot.get("loaded_version")
+            if version == self._checked[index]:
+                continue
+            self._checked[index] = version
             difference = slot.get_float("f_logprob_difference")
-            if version != self._checked[index] and not difference <= limit:
+            if not difference <= limit:
                 self._alarm(
                     f"searcher {index}, policy version {version}: its log-probs of the probe differ from the trainer's "
                     f"by up to {difference:.3g} nats (sync.max_logprob_difference = {limit:g})"
                 )
-            self._checked[index] = version
+            loaded, published = slot.get("fingerprint"), self._fingerprints.get(version)
+            if published is not None and loaded != published:
+                self._state.count(fingerprint_mismatches=1)
+                self._alarm(
+                    f"searcher {index}, policy version {version}: its weights have the fingerprint {loaded:016x}..., "
+                    f"the published ones {published:016x}...: the file was damaged or exchanged"
+                )
 
     def _alarm(self, text: str) -> None:
         logger.error("alarm: %s", text)

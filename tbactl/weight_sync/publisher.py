@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from tbactl.errors import CapacityError
+from tbactl.errors import CapacityError, is_out_of_space
 from tbactl.protocols import ProbeBatch
 from tbactl.weight_sync.fingerprint import fingerprint
 from tbactl.weight_sync.published import (
@@ -66,7 +65,7 @@ def publish(
         write_description(weights_directory, published)
     except (OSError, SafetensorError) as error:
         partial.unlink(missing_ok=True)
-        if _is_full(error):
+        if is_out_of_space(error):
             raise CapacityError(
                 f"no room for policy version {version} in {weights_directory}: {error}. Make /dev/shm larger, or "
                 f"searchers.ring_capacity_bytes smaller."
@@ -78,8 +77,3 @@ def publish(
 def _remove(weights_directory: Path, version: int) -> None:
     description_path(weights_directory, version).unlink(missing_ok=True)
     weights_path(weights_directory, version).unlink(missing_ok=True)
-
-
-def _is_full(error: Exception) -> bool:
-    # safetensors reports the operating system's error as text only.
-    return getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)

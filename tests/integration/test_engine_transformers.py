@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tbactl.config.engine import EngineConfig
+from tbactl.engines import transformers_engine
 from tbactl.engines.policy_files import load_tokenizer, stop_token_ids
 from tbactl.engines.transformers_engine import TransformersEngine
 from tbactl.testing.engine_conformance import CHECKS, EngineUnderTest
+from tbactl.weight_sync.fingerprint import fingerprint
+from tbactl.weight_sync.weights_file import write_safetensors
 from tests.support.tiny_policy import make_tiny_policy
 
 
@@ -25,3 +29,18 @@ def under_test(request, tmp_path_factory):
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_transformers_engine_conforms(check: Callable[[EngineUnderTest], None], under_test) -> None:
     check(under_test)
+
+
+def test_version_removed_while_it_is_loaded_is_loaded_whole(under_test, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "weights.safetensors"
+    write_safetensors(path, under_test.state)
+    published = fingerprint(path)
+
+    def remove(weights: Path, **shapes) -> None:
+        path.unlink()  # as the publisher may, at any time
+
+    monkeypatch.setattr(transformers_engine, "check_shapes", remove)
+    assert under_test.engine.load_policy(path, version=90_000) == published
+    with pytest.raises(FileNotFoundError):
+        under_test.engine.load_policy(path, version=90_001)
+    assert under_test.engine.policy_version == 90_000

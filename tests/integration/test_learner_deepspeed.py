@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,11 +17,13 @@ from transformers import AutoModelForCausalLM
 
 from tbactl.checkpoints.consolidate import consolidate
 from tbactl.errors import CheckpointError, ConfigError
+from tbactl.ipc.codec import encode
 from tbactl.ipc.control_page import RunState
 from tbactl.objectives.batch import ObjectiveBatch
 from tbactl.objectives.trajectory_balance import TrajectoryBalance
 from tbactl.protocols import ProbeBatch
 from tbactl.trainer.collate import collate
+from tbactl.trainer.ranks import Command
 from tbactl.trainer.scoring import ScoringModel
 from tests.support.documented_metrics import documented_metrics
 from tests.support.scripted_run import SYNC_MODE, ScriptedRun
@@ -196,6 +197,27 @@ def test_options_of_the_learner_are_refused(new_learner):
         new_learner(options={"colour": "red"})
 
 
+def test_objective_that_reads_what_no_batch_holds_is_refused():
+    from tbactl.trainer.learner import check_required_fields
+
+    class Foreign(TrajectoryBalance):
+        required_fields = frozenset({"rewards", "advantages"})
+
+    with pytest.raises(ConfigError, match="'foreign' requires advantages; a batch holds behavior_logprobs"):
+        check_required_fields(Foreign(), kind="foreign")
+
+
+def test_follower_reports_progress_before_each_micro_batch(new_learner, monkeypatch):
+    learner = new_learner(micro_batch_tokens=1)
+    records = [encode(group) for group in make_groups(4)]
+    arguments = {"beta": BETA, "sizes": [len(record) for record in records]}
+    commands = iter([Command(name="update", arguments=arguments, blob=b"".join(records)), Command(name="stop")])
+    monkeypatch.setattr(learner._ranks, "receive", lambda *, while_waiting: next(commands))
+    signs = []
+    learner.serve(while_waiting=lambda: signs.append("alive"))
+    assert len(signs) == 4
+
+
 # Weights and checkpoints ---------------------------------------------------------------------------------------------
 
 
@@ -346,22 +368,14 @@ def test_sync_run_resumes_bit_for_bit(tmp_path, policy):
 # Two ranks -----------------------------------------------------------------------------------------------------------
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def run_ranks(root, policy, *, num_ranks, zero_stage):
-    port = free_port()
-    root.mkdir()
+    (root / "shm").mkdir(parents=True)
     processes = []
     for rank in range(num_ranks):
         config = make_config(
             root,
             policy_directory=policy,
             index=rank,
-            port=port,
             searchers={"temperature": TEMPERATURE},
             trainer={
                 "num_ranks": num_ranks,

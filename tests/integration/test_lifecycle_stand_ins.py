@@ -57,7 +57,10 @@ def test_killed_searcher_is_noticed_within_two_seconds_and_restarted_and_the_run
         event = run.wait_for_event("child_died", pid=victim)
         assert time.monotonic() - killed_s < 2.0
         assert event["process"] == "searcher-1" and event["details"]["how"] == "killed by SIGKILL"
+        slot = run.page().searcher(1)
+        num_before = slot.get("num_completions")
         run.wait_for_event("child_started", attempt=2)
+        assert slot.get("attempt") == 2 and slot.get("num_completions") >= num_before > 0
         assert run.wait() == 0
         assert run.record.outcome == "finished"
         run.assert_nothing_left()
@@ -90,6 +93,14 @@ def test_killed_trainer_is_named_with_its_signal(tmp_path: Path):
         os.kill(run.pid("trainer-0"), signal.SIGKILL)
         assert run.wait() == 5
         assert "killed by SIGKILL" in run.text
+        run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_trainer_that_has_failed_but_cannot_leave_ends_the_run(tmp_path: Path):
+    with supervised_run(tmp_path, trainer={"options": {"fail_after": 5}}) as run:
+        assert run.wait(timeout_s=30.0) == 5
+        assert "error: trainer-0 (pid " in run.text and "it has said FAILED" in run.text
         run.assert_nothing_left()
 
 
@@ -339,7 +350,7 @@ def test_missing_final_evaluation_is_said_and_does_not_fail_the_run(tmp_path: Pa
         evaluation={"num_prompts": 10, "timeout_s": 0.5},
     ) as run:
         assert run.wait() == 0
-        assert "was not evaluated within evaluation.timeout_s" in run.text
+        assert "after      not measured: the evaluation of policy version 40" in run.text
         run.assert_nothing_left()
 
 

@@ -23,7 +23,7 @@ from tbactl.testing.fake_learner import FakeLearner
 from tbactl.testing.fake_policy import EOS, VOCABULARY, FakePolicy
 from tbactl.trainer.session import lead
 from tbactl.types import Completion, Trajectory, TrajectoryGroup
-from tbactl.weight_sync.published import published_versions, weights_path
+from tbactl.weight_sync.published import published_versions, read_description, weights_path
 from tests.support.trainer_groups import make_config
 
 SETTINGS: dict[str, Any] = {
@@ -67,7 +67,9 @@ class ScriptedSearcher:
             assert published in published_versions(self._weights)
             if self.reads_weights:
                 self.policy = FakePolicy.load(weights_path(self._weights, published))
-            self._slot.set(loaded_version=published)
+            description = read_description(self._weights, published)
+            assert description is not None
+            self._slot.set(fingerprint=int(description.fingerprint[:16], 16), loaded_version=published)
         if self._run.mode == "sync" and (
             self._slot.get("loaded_version") < published or self.position >= self._trainer.get("granted_groups")
         ):

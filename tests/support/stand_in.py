@@ -1,8 +1,9 @@
 """A child process without an engine or a learner: it speaks only the control page's language, and fails on request.
 
 `trainer.options` and `searchers.engine_options` may hold: step_seconds, load_seconds, exit_while_loading (code),
-exit_after (steps), exit_code, hang_after (steps), idle_after (steps: alive, but nothing gets on), never_evaluate,
-never_load, leave_seconds, ignore_stop, ignore_sigterm, only (this index), once (only in the first life).
+exit_after (steps), exit_code, fail_after (steps: says so, but never leaves), hang_after (steps), idle_after (steps:
+alive, but nothing gets on), never_evaluate, never_load, leave_seconds, ignore_stop, ignore_sigterm, only (this index),
+once (only in the first life).
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ class StandIn:
             print("\x1b[31mcannot load\x1b[0m the model", flush=True)
             sys.exit(self.options["exit_while_loading"])
         time.sleep(self.options.get("load_seconds", 0.0))
+        if self.config.role == "trainer" and self.config.resume_checkpoint is not None:
+            step = int(self.config.resume_checkpoint.name.removeprefix("step_"))
+            self.slot.set(policy_version=step, published_version=step)
         self.pulse.enter(ProcessState.READY)
         while self.run_state() == RunState.STARTING:
             time.sleep(0.01)
@@ -60,6 +64,9 @@ class StandIn:
         if self.num_turns > self.options.get("exit_after", 10**9):
             print("out of luck", flush=True)
             os._exit(self.options.get("exit_code", 1))
+        if self.num_turns > self.options.get("fail_after", 10**9):
+            self.pulse.enter(ProcessState.FAILED)
+            time.sleep(3600)
         if self.num_turns > self.options.get("hang_after", 10**9):
             time.sleep(3600)
         time.sleep(self.options.get("step_seconds", 0.02))
@@ -70,9 +77,6 @@ class StandIn:
 
     def train(self) -> None:
         max_steps, started = self.config.run.trainer.max_steps, time.monotonic()
-        if self.config.resume_checkpoint is not None:
-            step = int(self.config.resume_checkpoint.name.removeprefix("step_"))
-            self.slot.set(policy_version=step, published_version=step)
         while (step := self.slot.get("policy_version")) < max_steps and not self.stopping():
             self.turn()
             if self.config.index == 0 and not self.is_idle():

@@ -61,9 +61,7 @@ def make_groups(
     ]
 
 
-def make_config(
-    root: Path, *, policy_directory: Path | None = None, index: int = 0, port: int = 0, **settings: Any
-) -> ProcessConfig:
+def make_config(root: Path, *, policy_directory: Path | None = None, index: int = 0, **settings: Any) -> ProcessConfig:
     """A trainer's configuration; `settings` are sections of RunConfig."""
     run = RunConfig.model_validate(
         {
@@ -81,5 +79,4 @@ def make_config(
         run_directory=root / "run",
         shm_directory=root / "shm",
         policy_directory=policy_directory or root / "no-policy",
-        rendezvous_port=port,
     )

@@ -5,7 +5,7 @@ import pytest
 from tbactl.checkpoints.resolve import resolved_policy
 from tbactl.checkpoints.store import CheckpointStore
 from tbactl.config.layout import CheckpointLayout, RunLayout
-from tbactl.errors import CheckpointError
+from tbactl.errors import CheckpointError, ConfigError
 
 
 @pytest.fixture
@@ -18,8 +18,8 @@ def run(tmp_path):
     return layout
 
 
-def resolve(name, **kwargs):
-    with resolved_policy(str(name), **kwargs) as policy:
+def resolve(name, *, task="math"):
+    with resolved_policy(str(name), task=task) as policy:
         return policy
 
 
@@ -63,14 +63,10 @@ def test_resolve_directory_without_a_policy_is_an_error(tmp_path):
         resolve(tmp_path)
 
 
-def test_resolve_task_policy_asks_the_task(tmp_path):
-    class Task:
-        def policy_path(self, name):
-            return tmp_path / name
-
-    assert resolve("task:small", task=Task()) == tmp_path / "small"
-    with pytest.raises(CheckpointError, match="ships no policy"):
-        resolve("task:small", task=object())
+def test_resolve_task_policy_asks_the_task():
+    assert resolve("task:gsm8k-tiny", task="math") == resolve("task:math/gsm8k-tiny", task="fake")
+    with pytest.raises(ConfigError, match="'fake' ships no policy"):
+        resolve("task:small", task="fake")
 
 
 def test_resolve_checkpoint_without_export_is_consolidated(run, monkeypatch):
@@ -82,7 +78,7 @@ def test_resolve_checkpoint_without_export_is_consolidated(run, monkeypatch):
         "tbactl.checkpoints.consolidate.consolidate",
         lambda learner, output: (seen.append(learner), (output / "config.json").write_text("{}")),
     )
-    with resolved_policy(str(run.root)) as policy:
+    with resolved_policy(str(run.root), task="math") as policy:
         assert (policy / "config.json").is_file()
     assert not policy.exists(), "the temporary directory is gone"
     resolve(CheckpointLayout(run.checkpoint(15)).learner)

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
+from safetensors import SafetensorError
 
+from tbactl.checkpoints import manifest
 from tbactl.checkpoints.manifest import read_manifest, verify
 from tbactl.checkpoints.store import CheckpointStore, usable_checkpoint
 from tbactl.checkpoints.trainer_state import TrainerState, read_trainer_state, write_trainer_state
@@ -38,15 +42,15 @@ def test_writing_makes_a_verified_checkpoint_and_latest(layout):
     assert names(layout) == ["latest", "step_000010"]
     assert layout.latest_checkpoint.resolve() == checkpoint
     assert os.readlink(layout.latest_checkpoint) == "step_000010", "relative, so that a run can be moved"
-    manifest = verify(checkpoint)
-    assert manifest.step == 10
-    assert [entry.path for entry in manifest.files] == ["policy/model.safetensors", "trainer_state.json"]
+    verified = verify(checkpoint)
+    assert verified.step == 10
+    assert [entry.path for entry in verified.files] == ["policy/model.safetensors", "trainer_state.json"]
 
 
 def test_writing_that_fails_leaves_the_last_checkpoint_as_latest(layout):
     write(layout, 10)
     with (
-        pytest.raises(RuntimeError, match="out of luck"),
+        pytest.raises(CheckpointError, match=r"step_000020: out of luck\. Earlier"),
         CheckpointStore(layout, keep_last=2).writing(step=20) as checkpoint,
     ):
         (checkpoint.root / "half").write_text("x")
@@ -62,6 +66,47 @@ def test_writing_on_a_full_disk_is_a_capacity_error(layout):
         CheckpointStore(layout, keep_last=2).writing(step=1),
     ):
         raise OSError(28, "No space left on device")
+
+
+FULL = OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("error", "num_free", "expected"),
+    [
+        (SafetensorError(f"I/O error: {FULL}"), 10**9, CapacityError),
+        (RuntimeError("file write failed"), 4096, CapacityError),
+        (RuntimeError("file write failed"), 10**9, CheckpointError),
+        (PermissionError(13, "Permission denied"), 10**9, CheckpointError),
+        (AssertionError("ours"), 10**9, AssertionError),
+        (CheckpointError("the export differs"), 10**9, CheckpointError),
+    ],
+    ids=["safetensors", "torch, full", "torch, not full", "permission", "a mistake of ours", "an error of ours"],
+)
+def test_writing_that_fails_is_a_capacity_error_only_on_a_full_disk(layout, monkeypatch, error, num_free, expected):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=num_free))
+    with pytest.raises(expected) as caught, CheckpointStore(layout, keep_last=2).writing(step=1):
+        raise error
+    assert type(caught.value) is expected
+    assert caught.value is error or caught.value.__cause__ is error
+    assert ("disk space" in str(caught.value)) == (expected is CapacityError)
+
+
+def test_writing_into_a_directory_that_vanishes_is_a_checkpoint_error(layout):
+    with (
+        pytest.raises(CheckpointError, match="No such file"),
+        CheckpointStore(layout, keep_last=2).writing(step=1) as checkpoint,
+    ):
+        shutil.rmtree(layout.root)
+        (checkpoint.root / "file").write_text("x")
+
+
+def test_writing_after_a_death_between_link_and_rename_replaces_the_link(layout):
+    checkpoint = write(layout, 10)
+    (layout.checkpoints / ".latest.tmp").symlink_to(checkpoint.name)
+    write(layout, 20)
+    assert layout.latest_checkpoint.resolve().name == "step_000020"
+    verify(layout.checkpoint(10))
 
 
 @pytest.mark.parametrize("moment", ["writing", "sealing", "before the link"])
@@ -196,6 +241,18 @@ def test_forget_after_removes_later_steps(layout):
         write(layout, step)
     CheckpointStore(layout, keep_last=2).forget_after(5)
     assert names(layout) == ["latest", "step_000005"]
+    assert layout.latest_checkpoint.resolve() == layout.checkpoint(5)
+
+
+def test_verify_file_that_vanishes_meanwhile_is_a_checkpoint_error(layout, monkeypatch):
+    checkpoint = write(layout, 1)
+
+    def vanished(path):
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    monkeypatch.setattr(manifest, "checksum", vanished)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be read"):
+        verify(checkpoint)
 
 
 def state(**fields):

@@ -110,3 +110,23 @@ def test_binding_restricts_the_process_and_no_core_means_no_restriction():
         assert os.sched_getaffinity(0) == {min(before)}
     finally:
         os.sched_setaffinity(0, before)
+
+
+LEFT_BEHIND = """
+import sys, threading, time
+from tbactl.ipc.child import run_and_leave
+threading.Thread(target=time.sleep, args=(600,)).start()
+def main():
+    if sys.argv[1] == "raise":
+        raise ValueError("no luck")
+    return int(sys.argv[1])
+run_and_leave(main)
+"""
+
+
+@pytest.mark.parametrize(("argument", "exit_code", "message"), [("raise", 1, "ValueError: no luck"), ("4", 4, "")])
+def test_process_leaves_although_a_thread_is_left_behind(argument: str, exit_code: int, message: str):
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_BEHIND, argument], stderr=subprocess.PIPE, text=True, timeout=20, check=False
+    )
+    assert done.returncode == exit_code and message in done.stderr

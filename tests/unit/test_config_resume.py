@@ -10,8 +10,13 @@ from tests.support.recipes import write_recipe
 
 @pytest.fixture
 def run_directory(tmp_path):
+    return make_run(tmp_path)
+
+
+def make_run(tmp_path, *overrides):
     """A run that ended, as far as its configuration goes."""
-    config = load_recipe(write_recipe(tmp_path), overrides=["trainer.max_steps=10"], profile="gpu").run_config
+    overrides = ["trainer.max_steps=10", *overrides]
+    config = load_recipe(write_recipe(tmp_path), overrides=overrides, profile="gpu").run_config
     layout = RunLayout(tmp_path / "run")
     layout.config.mkdir(parents=True)
     layout.resolved_config.write_text(config.model_dump_json())
@@ -56,6 +61,36 @@ def test_load_resumed_refuses_every_other_change_and_says_why(run_directory):
     assert len(problems) == 2
     assert all("fixed since the run began" in problem for problem in problems)
     assert {problem.split()[1] for problem in problems} == {"trainer.learning_rate", "seed"}
+
+
+DECAY = "trainer.lr_schedule_options={ num_decay_steps = 2 }"
+LENGTHS = "trainer.lr_schedule_options={ num_stable_steps = 5, num_decay_steps = 2 }"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["trainer.lr_schedule=linear"],
+        ["trainer.lr_schedule=cosine"],
+        ["trainer.lr_schedule=warmup_stable_decay", DECAY],
+    ],
+    ids=["linear", "cosine", "decay at the end"],
+)
+def test_load_resumed_refuses_other_max_steps_where_learning_rates_depend_on_it(tmp_path, settings):
+    run = make_run(tmp_path, *settings)
+    with pytest.raises(ConfigError, match=r"trainer\.max_steps is fixed .* trainer\.lr_schedule"):
+        load_resumed(run, overrides=["trainer.max_steps=20"])
+    load_resumed(run, overrides=["trainer.max_steps=10"])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [["trainer.lr_schedule=constant_with_warmup"], ["trainer.lr_schedule=warmup_stable_decay", LENGTHS]],
+    ids=["constant", "lengths of its own"],
+)
+def test_load_resumed_takes_other_max_steps_where_learning_rates_stay(tmp_path, settings):
+    run = make_run(tmp_path, *settings)
+    assert load_resumed(run, overrides=["trainer.max_steps=20"]).run_config.trainer.max_steps == 20
 
 
 def test_load_resumed_accepts_an_override_that_changes_nothing(run_directory):

@@ -84,3 +84,18 @@ def test_cursor_is_the_lowest_unanswered_position(stride, start, seed):
         cursor.answer(position)
         answered.add(position)
         assert cursor.position == expected >= before
+
+
+def test_stream_tells_of_its_progress_on_a_long_way():
+    calls = []
+    shard = PromptStream(
+        prompts(too_long_every=4),
+        encode=lambda text: tuple(map(ord, text)),
+        max_prompt_tokens=10,
+        searcher=0,
+        num_searchers=1,
+        start=3000,
+        on_progress=lambda: calls.append(1),
+    )
+    assert shard.take().prompt.prompt_id == 4001
+    assert len(calls) >= 4001 // 500

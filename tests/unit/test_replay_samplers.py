@@ -7,6 +7,7 @@ import pytest
 
 from tbactl.replay.buffer import ReplayBuffer
 from tbactl.replay.samplers import MixtureSampler, choose_weighted
+from tbactl.replay.snapshot import save_buffer
 from tbactl.types import TrajectoryGroup
 from tests.support.replay_groups import make_group, tokens_of
 
@@ -383,6 +384,29 @@ def test_same_seed_same_batches_other_seed_others():
 
     assert choices(batches(1)) == choices(batches(1))
     assert choices(batches(1)) != choices(batches(2))
+
+
+@pytest.mark.parametrize("num_prompts", [3, 20], ids=["some prompts", "prompts repeat"])
+def test_undone_batch_is_drawn_again_as_if_it_had_never_been(tmp_path, num_prompts: int):
+    buffer = make_buffer(num_prompts=8)
+    sampler = MixtureSampler(on_policy_fraction=0.5)
+    draw(sampler, buffer, 5)
+    buffer.insert(make_group(3, [10, 11], version=2))
+    save_buffer(buffer, tmp_path / "before")
+    first = draw(sampler, buffer, num_prompts, seed=1)
+    buffer.undo_batch()
+    save_buffer(buffer, tmp_path / "after")
+    for name in ("buffer.json", "trajectories.msgpack"):
+        assert (tmp_path / "before" / name).read_bytes() == (tmp_path / "after" / name).read_bytes(), name
+    assert draw(sampler, buffer, num_prompts, seed=1) == first
+
+
+def test_committed_batch_stays_drawn():
+    buffer = make_buffer(num_prompts=4)
+    draw(RECENT, buffer, 2)
+    buffer.commit_batch()
+    buffer.undo_batch()
+    assert buffer.counters.num_draws == 4
 
 
 def test_uses_are_counted_once_for_each_place_in_a_batch():

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from tbactl.errors import ChildFailedError
+import pytest
+from pydantic import ValidationError
+
+from tbactl.config.sections import SupervisionSection
+from tbactl.errors import CapacityError, ChildFailedError
 from tbactl.ipc.codec import decode
 from tbactl.ipc.control_page import ControlPage
 from tbactl.ipc.ring import RingReader, RingWriter, create_ring
@@ -10,6 +14,8 @@ from tbactl.searcher.delivery import Outbox, UidSource
 from tbactl.searcher.prompt_stream import Cursor, StreamedPrompt
 from tbactl.searcher.scoring import ScoredGroup
 from tbactl.types import Completion, Prompt, TrajectoryGroup
+
+MAX_ATTEMPT = 31
 
 
 class Desk:
@@ -140,9 +146,37 @@ def test_uids_differ_between_searchers_lives_and_resumes():
     sources = [
         UidSource(searcher=searcher, resumed_step=step, attempt=attempt)
         for searcher in (0, 1, 65535)
-        for step in (0, 1, 10)
-        for attempt in (1, 2)
+        for step in (None, 0, 1, 10)
+        for attempt in (1, 2, MAX_ATTEMPT)
     ]
     uids = [source.take() for source in sources for _ in range(100)]
     assert len(set(uids)) == len(uids) and all(0 <= uid < 2**64 for uid in uids)
     assert UidSource(searcher=7, resumed_step=0, attempt=1).take() >> 48 == 7
+
+
+def test_more_restarts_than_uids_can_tell_apart_are_refused():
+    assert SupervisionSection(max_restarts=MAX_ATTEMPT - 1).max_restarts + 1 == MAX_ATTEMPT
+    with pytest.raises(ValidationError, match="max_restarts"):
+        SupervisionSection(max_restarts=MAX_ATTEMPT)
+
+
+def test_in_order_group_that_cannot_be_written_is_answered_empty(tmp_path):
+    desk = Desk(tmp_path, capacity_bytes=4096, in_order=True)
+    broken = Completion(token_ids=(1, 2), logprobs=(-1.0,), text="ab", finish_reason="length")
+    desk.outbox.put(scored(0, num_tokens=5000))
+    desk.outbox.put(replace(scored(1), scored=((broken, 0.0), (broken, 1.0))))
+    desk.outbox.put(scored(2))
+    assert desk.outbox.flush() == 3
+    groups = desk.read()
+    assert [(g.prompt_id, len(g.trajectories), g.num_failed) for g in groups] == [(0, 0, 3), (1, 0, 3), (2, 2, 1)]
+    assert [group.stream_position for group in groups] == [1, 2, 3]
+    assert desk.slot.get("num_alarms") == 2
+
+
+def test_in_order_prompt_that_fits_no_ring_ends_the_searcher(tmp_path):
+    desk = Desk(tmp_path, capacity_bytes=4096, in_order=True)
+    group = scored(0)
+    huge = replace(group.streamed, prompt=Prompt(prompt_id=0, text="p" * 5000))
+    desk.outbox.put(replace(group, streamed=huge))
+    with pytest.raises(CapacityError, match="ring_capacity_bytes"):
+        desk.outbox.flush()

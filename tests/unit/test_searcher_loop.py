@@ -279,3 +279,56 @@ def test_refused_weights_end_the_searcher(make):
     save_file({"other": np.zeros(3, dtype=np.float32)}, path)
     with pytest.raises(ChildFailedError, match="other"):
         searcher.turns(1)
+
+
+def test_replaced_searcher_evaluates_the_version_it_starts_with_before_newer_weights(make):
+    searcher = make(settings=EVALUATION)
+    searcher.publish(3)
+    searcher.turns(2)
+    (line,) = searcher.config.layout.evaluations.read_text().splitlines()
+    assert json.loads(line)["policy_version"] == 0
+    assert searcher.slot.get("loaded_version") == 3
+
+
+def test_resumed_searcher_loads_before_it_evaluates(make):
+    searcher = make(settings=EVALUATION, must_load=True)
+    searcher.turns(2)
+    assert not searcher.config.layout.evaluations.exists()
+    searcher.publish(20)
+    searcher.trainer.set(evaluate_version=20)
+    searcher.turns(2)
+    (line,) = searcher.config.layout.evaluations.read_text().splitlines()
+    assert json.loads(line)["policy_version"] == 20
+
+
+def test_no_group_is_started_before_all_processes_are_ready(make):
+    searcher = make(settings=EVALUATION)
+    searcher.page.supervisor.set(run_state=RunState.STARTING)
+    searcher.turns(5)
+    assert searcher.slot.get("evaluated_version_plus_1") == 1 and searcher.slot.get("num_prompts_started") == 0
+    searcher.page.supervisor.set(run_state=RunState.RUNNING)
+    searcher.turns(1)
+    assert searcher.slot.get("num_prompts_started") > 0
+
+
+@pytest.mark.parametrize("content", ["", "1x"])
+def test_damaged_marker_counts_as_none(make, content):
+    searcher = make(settings=EVALUATION)
+    searcher.turns(1)
+    (searcher.config.shm.root / MARKER).write_text(content)
+    searcher.close()
+    assert make(settings=EVALUATION, attempt=2).slot.get("evaluated_version_plus_1") == 1
+    searcher.config.layout.evaluations.unlink()
+    assert make(settings=EVALUATION, attempt=3).slot.get("evaluated_version_plus_1") == 0
+
+
+def test_weights_that_vanish_before_they_are_read_leave_the_engine_as_it_is(make):
+    searcher = make()
+    searcher.publish(1)
+    path = next(searcher.config.shm.weights.glob("*.safetensors"))
+    path.unlink()
+    searcher.turns(3)
+    assert searcher.engine.policy_version == 0 and searcher.slot.get("num_syncs") == 0
+    searcher.publish(2)
+    searcher.turns(1)
+    assert searcher.engine.policy_version == 2

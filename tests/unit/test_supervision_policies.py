@@ -58,6 +58,12 @@ def test_missing_progress_is_a_complaint_while_running_only():
     assert judged(now_s=500, state=ProcessState.READY, **words) is None
 
 
+@pytest.mark.parametrize("state", [ProcessState.STOPPED, ProcessState.FAILED])
+def test_child_that_is_done_must_leave(state: ProcessState):
+    assert judged(now_s=500, state=state, progress_ns=491e9) is None, "its heartbeat has ended with its work"
+    assert "has not left" in (judged(now_s=500, state=state, progress_ns=489e9, heartbeat_ns=500e9) or "")
+
+
 def test_evaluating_searcher_gets_the_time_of_an_evaluation():
     words = {"state": ProcessState.RUNNING, "heartbeat_ns": 500e9, "evaluating": 1}
     assert judged(now_s=500, progress_ns=350e9, **words) is None

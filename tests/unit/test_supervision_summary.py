@@ -169,3 +169,59 @@ def test_event_lines_are_complete_objects_with_time_and_process(scene: Scene):
         "time": "1970-01-01T00:16:41.500+00:00", "elapsed_s": 1.5, "kind": "child_died", "process": "searcher-0",
         "details": {"pid": 4},
     }  # fmt: skip
+
+
+def test_final_policy_that_was_not_evaluated_is_not_replaced_by_an_older_one(scene: Scene):
+    train(scene)
+    scene.page.trainer().set(policy_version=40, evaluate_version=40)
+    scene.recorder.observe()
+    assert not scene.events("evaluation_missed"), "it may still come"
+    scene.page.searcher(0).set(evaluated_version_plus_1=41)
+    for _ in range(2):
+        scene.recorder.observe()
+    (missed,) = scene.events("evaluation_missed")
+    assert missed["details"]["policy_version"] == 40
+    scene.record()
+    summary = summarise(scene.layout, config=config())
+    assert summary.after is None
+    assert "after      not measured: the evaluation of policy version 40 failed" in "\n".join(summary_lines(summary))
+
+
+def test_evaluation_that_the_next_one_overtook_leaves_an_event(scene: Scene):
+    scene.recorder.start_training()
+    for version in (10, 20, 30):
+        scene.page.trainer().set(policy_version=version, evaluate_version=version)
+        scene.recorder.observe()
+    scene.evaluate(10, 0.5)
+    scene.page.searcher(0).set(evaluated_version_plus_1=11)
+    scene.recorder.observe()
+    assert not scene.events("evaluation_missed")
+    scene.evaluate(30, 0.5)
+    scene.page.searcher(0).set(evaluated_version_plus_1=31)
+    scene.recorder.observe()
+    assert [event["details"]["policy_version"] for event in scene.events("evaluation_missed")] == [20]
+
+
+def test_summary_of_a_resumed_run_adds_up_its_attempts_and_forgets_what_was_undone(tmp_path: Path):
+    first = Scene(tmp_path)
+    with first.log:
+        first.log.record("run_started", attempt=1)
+        train(first)
+        first.log.record("run_ended", duration_s=31.0, training_s=20.5, completions=2100)
+    (tmp_path / "control").unlink()
+    again = Scene(tmp_path)
+    with again.log:
+        again.log.record("run_started", attempt=2)
+        again.pass_time(5.0)
+        again.train_to(10)
+        again.recorder.start_training()
+        again.pass_time(4.0, completions=300)
+        again.train_to(15)
+        again.evaluate(15, 0.65)
+        again.log.record("run_ended", duration_s=100.0, training_s=90.0, completions=300)
+        again.record(completions=300, attempt=2)
+    summary = summarise(again.layout, config=config(target=0.62))
+    assert (summary.cost.duration_s, summary.cost.training_s, summary.cost.completions) == (131.0, 110.5, 2400)
+    assert summary.after is not None and summary.after.policy_version == 15, "version 20 is undone"
+    assert summary.target_reached == summary.after
+    assert (summary.after.completions, summary.after.training_s, summary.after.elapsed_s) == (2400, 24.5, 40.0)

@@ -3,12 +3,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from tbactl.config.layout import RunLayout
 from tbactl.errors import ChildFailedError
 from tbactl.ipc.control_page import ProcessState, RunState, TrainerPhase
+from tbactl.testing.fake_learner import FakeLearner
 from tbactl.testing.fake_policy import FakePolicy
 from tbactl.weight_sync.published import published_versions
 from tests.support.scripted_run import SYNC_MODE, ScriptedRun, trainer_state
@@ -148,6 +151,45 @@ def test_loop_sync_resume_equals_uninterrupted_bit_for_bit(tmp_path, stop_at):
     assert [line["step"] for line in second.metrics()] == list(range(stop_at + 1, 7))
 
 
+def test_loop_sync_mode_group_that_arrives_again_in_a_later_turn_is_left_out(tmp_path):
+    run = ScriptedRun(tmp_path, **SYNC_MODE)
+    batches = []
+    record_batches(run, batches)
+    repeated = []
+
+    def repeat_once():
+        # As after a death between writing a record and moving the cursor.
+        if run.word("policy_version") == 2 and not repeated:
+            run.searchers[1].position -= 2
+            repeated.append(run.searchers[1].position)
+
+    run.on_turn = repeat_once
+    run.run()
+    assert repeated == [7]
+    assert batches == [[4 * turn + i for i in range(4)] for turn in range(6)]
+    assert run.metrics()[-1]["metrics"]["intake/groups/total"] == 6 * 4
+
+
+def test_loop_sync_mode_takes_turns_until_each_rank_has_a_group(tmp_path):
+    def of_one_rank(config):
+        trainer = config.run.trainer.model_copy(update={"num_ranks": 1})
+        return FakeLearner(config.model_copy(update={"run": config.run.model_copy(update={"trainer": trainer})}))
+
+    run = ScriptedRun(tmp_path, learner=of_one_rank, trainer={"num_ranks": 2, "max_steps": 2}, **SYNC_MODE)
+    for searcher in run.searchers:
+        make_group = searcher._group
+
+        def mostly_failed(make_group=make_group):
+            group = make_group()
+            return group if group.prompt_id % 4 == 0 else replace(group, trajectories=())
+
+        searcher._group = mostly_failed
+    batches = []
+    record_batches(run, batches)
+    run.run()
+    assert batches == [[0, 4], [8, 12]]
+
+
 # Ending, resuming ----------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +222,33 @@ def test_loop_draining_inside_an_update_leaves_the_step_undone(tmp_path):
     assert trainer_state(run.checkpoint(2))["policy_version"] == 2
 
 
+def test_loop_batch_that_was_aborted_is_drawn_again_after_the_resume(tmp_path):
+    batches = []
+
+    def scripted(name, **kwargs):
+        run = ScriptedRun(tmp_path / name, checkpoint={"period": 0}, **kwargs)
+        update = run.learner.update
+
+        def recorded(groups, **kwargs):
+            batches.append(groups)
+            for searcher in run.searchers:
+                searcher.is_silent = name == "first" and len(batches) == 3
+            if len(batches) == 3:
+                run.page.supervisor.set(run_state=RunState.DRAINING)
+            return update(groups, **kwargs)
+
+        run.learner.update = recorded
+        return run
+
+    scripted("first").run()
+    second = scripted("second", resume=RunLayout(tmp_path / "first" / "run").latest_checkpoint)
+    for searcher in second.searchers:
+        searcher.is_silent = True
+    second.run()
+    assert len(batches) == 3 + 4
+    assert batches[3] == batches[2]
+
+
 def test_loop_stopping_leaves_at_once_without_a_checkpoint(tmp_path):
     run = ScriptedRun(tmp_path, checkpoint={"period": 0})
     run.ask(RunState.STOPPING, at_version=2)
@@ -210,12 +279,17 @@ def test_loop_resume_skips_no_prompt_and_repeats_none(tmp_path):
     first = ScriptedRun(tmp_path / "first")
     first.ask(RunState.DRAINING, at_version=3)
     first.run()
-    positions = trainer_state(first.config.layout.latest_checkpoint)["stream_positions"]
-    held = json.loads((first.config.layout.latest_checkpoint / "replay" / "buffer.json").read_text())
+    second = ScriptedRun(tmp_path / "second", resume=first.config.layout.latest_checkpoint)
+    second.run()
+
+    before, after = (trainer_state(run.config.layout.latest_checkpoint) for run in (first, second))
+    held = json.loads((second.checkpoint(6) / "replay" / "buffer.json").read_text())
     prompts = {prompt for _, _, members in held["recency"] for prompt in members}
-    for index, position in enumerate(positions):
+    for index, position in enumerate(after["stream_positions"]):
+        assert position > before["stream_positions"][index] > index
         own = {prompt for prompt in prompts if prompt % 2 == index}
         assert own == set(range(index, position, 2))
+    assert after["counters"]["groups_received"] == len(prompts)
 
 
 def test_loop_resume_at_the_last_step_is_finished_at_once(tmp_path):

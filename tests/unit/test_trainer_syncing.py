@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import xxhash
 
 from tbactl.checkpoints.trainer_state import TrainerState
 from tbactl.clock import FakeClock
@@ -11,6 +12,9 @@ from tbactl.replay.buffer import ReplayBuffer
 from tbactl.replay.snapshot import rng_state_to_json
 from tbactl.trainer.syncing import Syncing
 from tests.support.replay_groups import make_group
+
+# What a searcher shows of the weights below.
+FINGERPRINT = int(xxhash.xxh3_128_hexdigest(b"weights")[:16], 16)
 
 
 class ProbedLearner:
@@ -79,8 +83,52 @@ def test_observe_alarms_about_a_searcher_whose_logprobs_differ(parts):
     syncing, _, _, state, page, _ = parts
     state.policy_version = 1
     syncing.publish()
-    page.searcher(0).set(state=ProcessState.RUNNING, loaded_version=1, f_logprob_difference=0.5)
+    page.searcher(0).set(
+        state=ProcessState.RUNNING, fingerprint=FINGERPRINT, loaded_version=1, f_logprob_difference=0.5
+    )
     metrics = syncing.observe()
     assert metrics["sync/alarms/total"] == 1 and metrics["searcher/logprob_difference/max"] == 0.5
     page.searcher(0).set(f_logprob_difference=float("nan"), loaded_version=2)
     assert syncing.observe()["sync/alarms/total"] == 2
+
+
+def test_publish_without_probe_sequences_has_nothing_to_probe(parts):
+    syncing, learner, buffer, *_ = parts
+    syncing._section = SyncSection(probe_sequences=0)
+    buffer.insert(make_group(3, [1000, 2000]))
+    syncing.publish()
+    assert learner.probe is None
+
+
+def test_observe_leaves_a_searcher_that_evaluates_its_time(parts):
+    syncing, _, _, state, page, clock = parts
+    page.searcher(0).set(state=ProcessState.RUNNING, evaluating=1)
+    state.policy_version = 1
+    syncing.publish()
+    clock.sleep(100)
+    assert syncing.observe()["sync/alarms/total"] == 0
+    page.searcher(0).set(evaluating=0)
+    clock.sleep(9)
+    assert syncing.observe()["sync/alarms/total"] == 0
+    clock.sleep(2)
+    assert syncing.observe()["sync/alarms/total"] == 1
+
+
+@pytest.mark.parametrize("num_published", [1, 2], ids=["newest", "one before"])
+def test_observe_alarms_once_about_weights_that_are_not_the_published_ones(parts, num_published):
+    syncing, _, _, state, page, _ = parts
+    for version in range(1, num_published + 1):
+        state.policy_version = version
+        syncing.publish()
+    page.searcher(0).set(state=ProcessState.RUNNING, fingerprint=FINGERPRINT ^ 1, loaded_version=1)
+    for _ in range(2):
+        metrics = syncing.observe()
+        assert metrics["sync/fingerprint_mismatches/total"] == metrics["sync/alarms/total"] == 1
+
+
+def test_observe_is_silent_about_the_published_weights(parts):
+    syncing, _, _, state, page, _ = parts
+    state.policy_version = 1
+    syncing.publish()
+    page.searcher(0).set(state=ProcessState.RUNNING, fingerprint=FINGERPRINT, loaded_version=1)
+    assert syncing.observe()["sync/fingerprint_mismatches/total"] == 0

@@ -17,7 +17,14 @@ from tbactl.weight_sync.fingerprint import fingerprint
 from tbactl.weight_sync.published import published_versions, read_description, weights_path
 from tbactl.weight_sync.publisher import publish
 from tbactl.weight_sync.subscriber import Subscriber, max_difference
-from tbactl.weight_sync.weights_file import check_shapes, copy_into, mapped_weights, shapes_of, write_safetensors
+from tbactl.weight_sync.weights_file import (
+    check_shapes,
+    copy_into,
+    held_file,
+    mapped_weights,
+    shapes_of,
+    write_safetensors,
+)
 
 PROBE = ProbeBatch(sequences=(((1, 2, 3), 1),))
 
@@ -212,3 +219,16 @@ def test_copy_into_casts(tmp_path):
         assert shapes == shapes_of(target)
         copy_into(target, tensors)
     assert target["a"].tolist() == [1.5, 2.5]
+
+
+def test_held_file_can_be_looked_at_again_after_its_removal(tmp_path):
+    published = publish_value(tmp_path, 1, 1.0)
+    path = weights_path(tmp_path, 1)
+    with held_file(path) as held:
+        path.unlink()
+        for _ in range(2):
+            assert fingerprint(held) == published.fingerprint
+            with mapped_weights(held) as (_, tensors):
+                assert dict(tensors)["w"].tolist() == [1.0]
+    with pytest.raises(FileNotFoundError), held_file(path):
+        pass

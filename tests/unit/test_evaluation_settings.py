@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tbactl.config.evaluation import EvaluationConfig
+from tbactl.config.sections import TaskSection
+from tbactl.errors import ConfigError
+from tbactl.evaluation.evaluate import evaluate, fitted, task_options
+
+FAKE = TaskSection(kind="fake")
+
+
+@pytest.fixture
+def policy(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
+    return tmp_path
+
+
+def config(**settings):
+    return EvaluationConfig.model_validate({"task": FAKE, "checkpoint": "x"} | settings)
+
+
+def test_fitted_default_lengths_are_halved_to_the_policys_positions(policy):
+    result = fitted(config(), policy=policy)
+    assert (result.max_prompt_tokens, result.max_new_tokens) == (255, 255)
+
+
+def test_fitted_leaves_alone_what_was_asked_for_and_what_fits(policy, tmp_path):
+    assert fitted(config(max_new_tokens=600), policy=policy).max_new_tokens == 600
+    (policy / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
+    assert fitted(config(), policy=policy) == config()
+    assert fitted(config(), policy=tmp_path / "a-hub-name") == config()
+
+
+def test_task_options_take_what_the_evaluation_says(tmp_path):
+    math = config(task=TaskSection(kind="math", options={"difficulty": "all"}), num_samples=4, temperature=0.5)
+    options = task_options(math)
+    assert options == {"difficulty": "all", "num_samples": 4, "temperature": 0.5, "max_new_tokens": 512}
+
+
+def test_task_options_refuses_what_the_task_cannot_do():
+    with pytest.raises(ConfigError, match="num_samples = 4"):
+        task_options(config(num_samples=4))
+
+
+def test_evaluate_with_an_unknown_task_names_those_that_are_installed():
+    with pytest.raises(ConfigError, match="did you mean 'math'"):
+        evaluate(config(task=TaskSection(kind="mth"), checkpoint="organisation/model"))
