@@ -172,8 +172,6 @@ class ProcessConfig(Section):
     """`run.policy.path` resolved to a local directory, or the hub name as it is."""
     cores: tuple[int, ...] = ()
     """CPU cores to run on; empty: no restriction."""
-    rendezvous_port: int = 0
-    """Loopback port where trainer ranks meet."""
     resume_checkpoint: Path | None = None
     """Continue from this checkpoint."""
 

@@ -47,7 +47,6 @@ class Placement:
 
     trainers: tuple[Place, ...]
     searchers: tuple[Place, ...]
-    rendezvous_port: int
 
 
 def this_machine(*, profile: str, environment: Mapping[str, str] = os.environ) -> Machine:
@@ -74,21 +73,21 @@ def place(config: RunConfig, machine: Machine) -> Placement:
     num_ranks, num_searchers = config.trainer.num_ranks, config.searchers.num_searchers
     cores = split_cores(config, machine)
     devices = split_devices(machine.gpus, num_ranks=num_ranks, num_searchers=num_searchers)
-    ports = free_ports(1 + num_searchers)
+    ports = free_ports(num_searchers)
     trainers = []
     searchers = []
     for number in range(num_ranks + num_searchers):
         own = cores[number]
         environment = _numerics(own, machine, config=config) | {"CUDA_VISIBLE_DEVICES": ",".join(devices[number])}
         if number < num_ranks:
-            environment |= _rank_variables(number, num_ranks=num_ranks, port=ports[0])
+            environment |= _rank_variables(number, num_ranks=num_ranks)
             if not machine.gpus:
                 environment["DS_ACCELERATOR"] = "cpu"
             trainers.append(Place(cores=own, environment=environment))
         else:
-            environment["VLLM_PORT"] = str(ports[1 + number - num_ranks])
+            environment["VLLM_PORT"] = str(ports[number - num_ranks])
             searchers.append(Place(cores=own, environment=environment))
-    return Placement(trainers=tuple(trainers), searchers=tuple(searchers), rendezvous_port=ports[0])
+    return Placement(trainers=tuple(trainers), searchers=tuple(searchers))
 
 
 def split_cores(config: RunConfig, machine: Machine) -> list[tuple[int, ...]]:
@@ -175,12 +174,10 @@ def _numerics(own: Sequence[int], machine: Machine, *, config: RunConfig) -> dic
     return {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": bind}
 
 
-def _rank_variables(rank: int, *, num_ranks: int, port: int) -> dict[str, str]:
+def _rank_variables(rank: int, *, num_ranks: int) -> dict[str, str]:
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
     }

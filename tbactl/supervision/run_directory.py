@@ -193,7 +193,6 @@ def _process_configs(
             run_directory=layout.root,
             shm_directory=shm.root,
             policy_directory=policy_directory,
-            rendezvous_port=placement.rendezvous_port,
             resume_checkpoint=checkpoint,
         )
 

@@ -58,9 +58,7 @@ def test_sync_mode_lets_everybody_use_all_cores():
 def test_each_rank_and_searcher_gets_ports_of_its_own():
     placement = place(config(ranks=2, searchers=4), Machine(cores=(0, 1)))
     ports = [p.environment["VLLM_PORT"] for p in placement.searchers]
-    master = {p.environment["MASTER_PORT"] for p in placement.trainers}
-    assert master == {str(placement.rendezvous_port)}
-    assert len({*ports, *master}) == 5
+    assert len(set(ports)) == 4
     assert [p.environment["RANK"] for p in placement.trainers] == ["0", "1"]
     assert {p.environment["WORLD_SIZE"] for p in placement.trainers} == {"2"}
 
