@@ -72,7 +72,7 @@ def check_name(group: str, name: str) -> None:
     names = sorted(available(group))
     if name not in names:
         kind = group.removeprefix("tbactl.").removesuffix("s")
-        listing = ", ".join(names) or "none is installed"
+        listing = ", ".join(sorted(names, key=lambda known: known == "fake")) or "none is installed"
         raise ConfigError(f"unknown {kind} '{name}'{suggestion(name, names)}; known: {listing}.")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,7 +39,7 @@ def find_run(name: str, *, runs_directory: Path = RUNS_DIRECTORY) -> Path:
     Raises:
         ConfigError: there is none.
     """
-    for candidate in (Path(name).expanduser(), runs_directory / name):
+    for candidate in (Path(os.path.expanduser(name)), runs_directory / name):
         if (candidate / "run.json").is_file():
             return candidate
     runs = newest_runs(runs_directory)
@@ -50,6 +52,13 @@ def find_run(name: str, *, runs_directory: Path = RUNS_DIRECTORY) -> Path:
 
 
 def newest_runs(runs_directory: Path = RUNS_DIRECTORY) -> list[Path]:
-    """Run directories, the one that started last first."""
-    records = [path for path in runs_directory.glob("*/run.json") if not path.parent.is_symlink()]
+    """Run directories, the one that started last first; those of dry runs are none."""
+    records = [path for path in runs_directory.glob("*/run.json") if not path.parent.is_symlink() and _has_run(path)]
     return [path.parent for path in sorted(records, key=lambda path: path.stat().st_ctime_ns, reverse=True)]
+
+
+def _has_run(record: Path) -> bool:
+    try:
+        return json.loads(record.read_bytes())["outcome"] != "prepared"
+    except (OSError, ValueError, LookupError, TypeError):
+        return True  # damaged: whoever reads it says so

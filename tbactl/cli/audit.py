@@ -106,7 +106,7 @@ def _audited(task: Task, row: dict[str, Any], *, line: int, threshold: float) ->
 def _read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     problems: list[str] = []
     try:
-        with file.open(encoding="utf-8") as lines:
+        with file.open(encoding="utf-8-sig") as lines:
             for number, text in enumerate(lines, start=1):
                 if not text.strip():
                     continue
@@ -127,12 +127,12 @@ def _read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return error
 
 
 def _row_problem(row: Any) -> str | None:
-    if isinstance(row, ValueError):
+    if isinstance(row, ValueError | RecursionError):
         return f"this is not JSON: {row}."
     if not isinstance(row, dict):
         return 'a row must be an object {"completion": ..., "gold": ...}.'

@@ -25,13 +25,14 @@ STOP_GRACE_S = 10.0
 FAILURES = {kind.exit_code: kind for kind in (ConfigError, TaskError, ChildFailedError, CapacityError, CheckpointError)}
 
 
-def run_child(module: str, arguments: Sequence[str], *, log: Path | None) -> str:
+def run_child(module: str, arguments: Sequence[str], *, log: Path | None, scratch: Path | None = None) -> str:
     """Run `python -m MODULE ARGUMENTS` to its end; returns what it wrote to standard output.
 
     Args:
         module: a package with a `__main__`.
         arguments: its arguments.
         log: file for its standard error; None passes it through.
+        scratch: where it makes its temporary files, which the caller removes; None: where the system says.
 
     Raises:
         TbactlError: it failed; of the class that its exit code names, with the last lines of its log.
@@ -44,6 +45,7 @@ def run_child(module: str, arguments: Sequence[str], *, log: Path | None) -> str
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
+            env=None if scratch is None else {**os.environ, "TMPDIR": str(scratch)},
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
@@ -63,8 +65,12 @@ def _standard_error(log: Path | None) -> Iterator[int | None]:
     if log is None:
         yield None
         return
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as file:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        file = log.open("wb")
+    except OSError as error:
+        raise ConfigError(f"{log} cannot be written: {error.strerror}; choose another directory.") from None
+    with file:
         yield file.fileno()
 
 

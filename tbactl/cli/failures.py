@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import typer
+from pydantic import ValidationError
 from typer.exceptions import TyperException
 
 from tbactl.cli.output import plain
-from tbactl.errors import EXIT_USAGE, ConfigError, TbactlError
+from tbactl.errors import EXIT_USAGE, CapacityError, ConfigError, TbactlError
 
 
 def report(error: Exception, *, as_json: bool) -> int | None:
@@ -20,6 +22,16 @@ def report(error: Exception, *, as_json: bool) -> int | None:
         problems, exit_code = [error.format_message()], error.exit_code
     elif isinstance(error, typer.Abort):
         problems, exit_code = ["aborted"], 1
+    elif isinstance(error, OSError):
+        problems = [f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"]
+        exit_code = CapacityError.exit_code if error.errno == errno.ENOSPC else ConfigError.exit_code
+    elif isinstance(error, RecursionError):
+        problems, exit_code = ["a file or a value is nested too deeply"], ConfigError.exit_code
+    elif isinstance(error, ValidationError):
+        problems = [
+            f"a file of this run is damaged or of another version of tbactl ({error.title}): {error.errors()[0]['msg']}"
+        ]
+        exit_code = ConfigError.exit_code
     else:
         return None
     if as_json:

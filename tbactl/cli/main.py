@@ -17,6 +17,8 @@ from typer.core import TyperCommand, TyperGroup
 from tbactl import __version__
 from tbactl.errors import EXIT_INTERRUPTED
 
+EXIT_BROKEN_PIPE = 141  # what a shell shows for SIGPIPE
+
 # Name -> module and first line of help; the module's `app` says the rest.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("tbactl.cli.commands.run", "Train a policy with TBA, as a recipe says."),
@@ -80,19 +82,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments the message is JSON. TBACTL_DEBUG=1 adds the traceback.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if sys.stdout is None:  # closed, `>&-`
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 for the life of the process
     try:
         result = typer.main.get_command(app).main(
             args=arguments or ["--help"], prog_name="tbactl", standalone_mode=False
         )
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output has seen enough (`| head`).
+        _drop_unwritable_output()
+        return EXIT_BROKEN_PIPE
     except Exception as error:
         from tbactl.cli.failures import report
 
         if os.environ.get("TBACTL_DEBUG") == "1":
             raise
         exit_code = report(error, as_json="--json" in arguments)
+        _drop_unwritable_output()
         if exit_code is None:
             raise
         return exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return result if isinstance(result, int) else 0
+
+
+def _drop_unwritable_output() -> None:
+    # A reader that went away or a full disk: Python would try again at exit, and complain in its own way.
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -47,8 +47,8 @@ def shared_memory_bytes(config: RunConfig, *, policy_bytes: int) -> int:
 
 
 def freshest_staleness(config: RunConfig) -> int:
-    """Optimizer steps by which the newest obtainable trajectory can lag just before a sync: k - 1; sync mode: 0."""
-    return 0 if config.mode == "sync" else config.sync.period - 1
+    """Optimizer steps the newest obtainable trajectory can lag before a sync: min(k, max_steps) - 1; sync mode: 0."""
+    return 0 if config.mode == "sync" else min(config.sync.period, config.trainer.max_steps) - 1
 
 
 def worst_case_staleness(config: RunConfig) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -61,12 +62,19 @@ class LoadedRecipe:
         return self.config
 
 
-def load_recipe(name_or_path: str, *, overrides: Sequence[str] = (), profile: Profile | None = None) -> LoadedRecipe:
+def load_recipe(
+    name_or_path: str,
+    *,
+    overrides: Sequence[str] = (),
+    options: Mapping[str, Any] = MappingProxyType({}),
+    profile: Profile | None = None,
+) -> LoadedRecipe:
     """Read, merge and validate a recipe.
 
     Args:
         name_or_path: name of a shipped recipe, or a TOML file.
         overrides: `dotted.key=value`, in the order given; the last wins.
+        options: settings that options of the command stand for; they win over `overrides`.
         profile: None chooses by the hardware found.
 
     Raises:
@@ -75,6 +83,8 @@ def load_recipe(name_or_path: str, *, overrides: Sequence[str] = (), profile: Pr
     choice = choose_profile(profile)
     recipe = read_recipe(locate_recipe(name_or_path), profile=choice.profile)
     problems = [*recipe.problems, *apply_overrides(recipe.settings, overrides)]
+    for name, value in options.items():
+        recipe.settings.assign((name,), value, origin="command line")
     warnings: list[str] = []
     config: RunConfig | SftConfig | None
     if recipe.kind == "sft":

@@ -33,7 +33,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     quotes can be left away. The bare word `none` unsets an optional setting, which TOML itself cannot say.
 
     Raises:
-        ConfigError: there is no `=`, or no key before it.
+        ConfigError: there is no `=`, or no key before it, or the value is nested too deeply.
     """
     key, equals, value = text.partition("=")
     path = tuple(part.strip() for part in key.split("."))
@@ -49,6 +49,8 @@ def _value(text: str) -> Any:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    except RecursionError:
+        raise ConfigError(f"--set: a value is nested too deeply: {text[:40]} ...") from None
     # More keys: the text held a line break. Dates: no setting is one, but a run's name may look like one.
     if set(parsed) != {"value"} or isinstance(parsed["value"], datetime.date | datetime.time):
         return text

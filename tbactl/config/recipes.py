@@ -3,7 +3,7 @@
 A recipe holds the sections of RunConfig (or of SftConfig, with `kind = "sft"`) and, besides them,
 
     description = "..."             one line for `tbactl recipes list`
-    extends = "other.toml"          read that recipe first, found beside this one
+    extends = "other.toml"          read that recipe first, found beside this one, else a shipped one
     [profiles.gpu.trainer]          laid over [trainer] on a machine with an NVIDIA device; likewise `cpu`
 
 Later wins: the extended recipe, its profile, this recipe, its profile, then `--set`.
@@ -73,9 +73,12 @@ def locate_recipe(name_or_path: str) -> Path:
     shipped = shipped_recipes()
     if name_or_path in shipped:
         return shipped[name_or_path]
-    path = Path(name_or_path).expanduser()
+    path = Path(os.path.expanduser(name_or_path))  # leaves an unknown ~user as it is
     if path.is_file():
         return path
+    if path.exists():
+        what = "a directory" if path.is_dir() else "not a regular file"
+        raise ConfigError(f"recipe '{name_or_path}' is {what}; give a TOML file or the name of a shipped recipe.")
     names = sorted(shipped)
     if path.suffix == ".toml" or len(path.parts) > 1:
         raise ConfigError(f"recipe file '{name_or_path}' does not exist; shipped recipes: {', '.join(names)}.")
@@ -107,8 +110,11 @@ def _read_into(recipe: Recipe, path: Path, *, profile: Profile, chain: tuple[Pat
     if isinstance(base, str):
         base_path = path.parent / base
         if not base_path.is_file():
+            base_path = shipped_recipes().get(base.removesuffix(".toml"), base_path)
+        if not base_path.is_file():
             raise ConfigError(
-                f'{shown}:{lines[("extends",)]}: extends = "{base}": there is no file {shown_path(base_path)}.'
+                f'{shown}:{lines[("extends",)]}: extends = "{base}": there is no file {shown_path(base_path)}, '
+                f"and no shipped recipe of that name."
             )
         _read_into(recipe, base_path, profile=profile, chain=(*chain, path.resolve()))
     elif base is not None:
@@ -135,13 +141,15 @@ def _read_into(recipe: Recipe, path: Path, *, profile: Profile, chain: tuple[Pat
 def _parse(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     shown = shown_path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         return tomllib.loads(text), key_lines(text)
     except tomllib.TOMLDecodeError as error:
         place = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
         position = f":{place[1]}:{place[2]}" if place else ""
         reason = re.sub(r"\s*\(at .*\)$", "", str(error))
         raise ConfigError(f"{shown}{position}: this is not valid TOML: {reason}.") from None
+    except RecursionError:
+        raise ConfigError(f"{shown}: tables or arrays are nested too deeply.") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{shown}: this is not UTF-8 text: {error.reason} at byte {error.start}.") from None
     except OSError as error:

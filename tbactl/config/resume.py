@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from tbactl.config import rules
-from tbactl.config.hardware import PROFILES, Profile
 from tbactl.config.layout import RunLayout
 from tbactl.config.loading import LoadedRecipe, run_problems, validated
 from tbactl.config.overrides import ORIGIN, apply_overrides
@@ -50,22 +50,24 @@ def load_resumed(run_directory: Path, *, overrides: Sequence[str] = ()) -> Loade
     resolved = RunLayout(run_directory).resolved_config
     settings = Settings()
     try:
-        settings.merge(json.loads(resolved.read_text(encoding="utf-8")), file=shown_path(resolved), lines={})
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{shown_path(resolved)}: cannot be read: {error}; this run cannot be resumed.") from None
-    before = RunConfig.model_validate_json(json.dumps(settings.values))
+        before = RunConfig.model_validate_json(resolved.read_bytes())
+    except (OSError, ValidationError) as error:
+        reason = f"{error.error_count()} problem(s)" if isinstance(error, ValidationError) else error.strerror
+        raise CheckpointError(
+            f"{shown_path(resolved)}: cannot be read: {reason}; this run cannot be resumed."
+        ) from None
+    settings.merge(before.model_dump(mode="json"), file=shown_path(resolved), lines={})
     problems = apply_overrides(settings, overrides)
     config = validated(RunConfig, settings, check=run_problems, problems=problems)
     if config is not None:
         problems.extend(_forbidden_changes(before, config))
     if problems or config is None:
         raise ConfigError(*problems)
-    profile: Profile = next(name for name in PROFILES if name == record.profile)
     return LoadedRecipe(
         name=record.recipe,
         kind="run",
         config=config,
-        profile=profile,
+        profile=record.profile,
         profile_reason="of the run that is resumed",
         sources=(resolved,),
         warnings=tuple(located(problem, settings) for rule in rules.WARNINGS for problem in rule(config)),

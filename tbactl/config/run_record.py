@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from tbactl.config.hardware import Profile
 from tbactl.config.layout import RunLayout
 from tbactl.config.sections import Section
 from tbactl.errors import ConfigError
@@ -21,8 +22,8 @@ class RunRecord(Section):
     """`name` of the configuration."""
     recipe: str
     """What the user asked to run."""
-    profile: str
-    """Profile of the recipe: cpu or gpu."""
+    profile: Profile
+    """Profile of the recipe."""
     attempt: int
     """1, and one more with each resume."""
     pid: int
@@ -63,6 +64,8 @@ def read_run_record(run_directory: Path) -> RunRecord:
             f"{run_directory} is not a run directory: it has no run.json. Name one that `tbactl run` made "
             f"(runs/latest is the newest)."
         ) from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
     except ValidationError as error:
         raise ConfigError(
             f"{path} is damaged or of another version of tbactl: {error.error_count()} problem(s), first "

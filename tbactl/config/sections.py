@@ -46,7 +46,7 @@ class PolicySection(Section):
 class SearchersSection(Section):
     """The processes that explore."""
 
-    num_searchers: PositiveInt = 1
+    num_searchers: Annotated[int, Field(ge=1, le=1024)] = 1
     """Processes; each owns one engine and one ring."""
     engine: str = "vllm"
     """Name of an engine: `vllm`, `transformers`, or `fake` (no model, for tests)."""
@@ -109,11 +109,11 @@ class TrainerSection(Section):
     """Name of a learner: `deepspeed`, or `fake` (no model, for tests)."""
     options: dict[str, Any] = {}
     """The learner's own settings."""
-    num_ranks: PositiveInt = 1
+    num_ranks: Annotated[int, Field(ge=1, le=1024)] = 1
     """Data-parallel processes."""
     zero_stage: Literal[0, 1, 2, 3] = 1
     """DeepSpeed ZeRO stage."""
-    max_steps: PositiveInt = 100
+    max_steps: Annotated[int, Field(ge=1, le=10**9)] = 100
     """Optimizer steps of the run."""
     prompts_per_step: PositiveInt = 16
     """B: prompts in a batch, over all ranks."""
@@ -231,7 +231,7 @@ class RunConfig(Section):
 class SftConfig(Section):
     """All settings of `tbactl sft`: supervised training of a policy, new or existing, on a task's own solutions."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    name: str = Field(pattern=r"^[^/.\x00-\x1f][^/\x00-\x1f]{0,99}$")
     """Names the output directory, `runs_dir`/`name`: checkpoints while it trains, and the finished `policy`."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Of data order and initial weights."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from tbactl.clock import Clock, SystemClock
+from tbactl.config.hardware import Profile
 from tbactl.config.layout import SHM_ROOT, CheckpointLayout, ProcessConfig, RunLayout, ShmLayout
 from tbactl.config.run_record import RunRecord, read_run_record
 from tbactl.config.sections import RunConfig
@@ -60,7 +61,7 @@ def prepare(
     config: RunConfig,
     *,
     recipe_name: str,
-    profile: str,
+    profile: Profile,
     resume: Path | None = None,
     clock: Clock | None = None,
     argv_for: ArgvBuilder = child_argv,
@@ -91,7 +92,7 @@ def prepare(
         layout, attempt, checkpoint = RunLayout(new_directory(config, clock=clock)), 1, None
     else:
         layout = RunLayout(resume.resolve())
-        attempt, checkpoint = _resumable(resume).attempt + 1, latest_checkpoint(layout)
+        attempt, checkpoint = resumable(resume).attempt + 1, latest_checkpoint(layout)
     logs = layout.logs / f"attempt_{attempt:03d}"
     logs.mkdir(parents=True)
     point_symlink(layout.logs / "latest", logs.name)
@@ -151,7 +152,12 @@ def latest_checkpoint(layout: RunLayout) -> Path:
     )
 
 
-def _resumable(resume: Path) -> RunRecord:
+def resumable(resume: Path) -> RunRecord:
+    """The record of a run that can be resumed as far as processes go.
+
+    Raises:
+        ConfigError: it is no run, or still alive.
+    """
     record = read_run_record(resume)
     if is_alive(record.pid, started=record.pid_start_ticks):
         raise ConfigError(f"{resume} is still running (pid {record.pid}); stop it first: `tbactl stop {resume}`.")
@@ -159,7 +165,7 @@ def _resumable(resume: Path) -> RunRecord:
 
 
 def _new_record(
-    config: RunConfig, *, recipe_name: str, profile: str, attempt: int, shm: ShmLayout, clock: Clock
+    config: RunConfig, *, recipe_name: str, profile: Profile, attempt: int, shm: ShmLayout, clock: Clock
 ) -> RunRecord:
     ticks = start_ticks(os.getpid())
     assert ticks is not None

@@ -18,12 +18,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from tbactl.clock import Clock, SystemClock
+from tbactl.config.hardware import Profile
 from tbactl.config.layout import SHM_ROOT
 from tbactl.config.run_record import Outcome
 from tbactl.config.sections import RunConfig
@@ -69,9 +70,10 @@ def run_to_end(
     config: RunConfig,
     *,
     recipe_name: str,
-    profile: str,
+    profile: Profile,
     resume: Path | None,
     plain: bool,
+    on_prepared: Callable[[Path], None] = lambda run_directory: None,
     argv_for: ArgvBuilder = child_argv,
     shm_root: Path = SHM_ROOT,
 ) -> int:
@@ -83,6 +85,7 @@ def run_to_end(
         profile: `cpu` or `gpu`; `cpu` hides every device.
         resume: a run directory to continue from its last checkpoint.
         plain: lines instead of the live dashboard.
+        on_prepared: told the run directory before anything starts.
         argv_for: command line of a child; another one in tests.
         shm_root: where shared memory is made; another place in tests.
 
@@ -104,6 +107,7 @@ def run_to_end(
             argv_for=argv_for,
             shm_root=shm_root,
         )
+        on_prepared(run.root)
         with EventLog(run.layout.events, clock=clock) as events:
             events.record("run_started", attempt=run.record.attempt, recipe=recipe_name, profile=profile)
             for stale in reclaimed:

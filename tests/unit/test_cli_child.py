@@ -5,11 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from tbactl.cli.child import run_child
-from tbactl.errors import CheckpointError, ChildFailedError, TaskError
+from tbactl.errors import CheckpointError, ChildFailedError, ConfigError, TaskError
 
 
 @pytest.fixture
@@ -85,3 +86,13 @@ def is_running(pid):
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_run_child_makes_its_temporary_files_in_the_scratch_directory(module, tmp_path):
+    name = module("import tempfile; print(tempfile.gettempdir())")
+    assert run_child(name, [], log=None, scratch=tmp_path) == f"{tmp_path}\n"
+
+
+def test_run_child_with_a_log_that_cannot_be_written_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be written"):
+        run_child("x", [], log=Path("/proc/x/log"))

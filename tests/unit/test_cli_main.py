@@ -1,4 +1,8 @@
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -120,3 +124,43 @@ def test_completion_offers_commands(shell, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main([])
     assert "recipes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "~nobody-of-that-name", "a\0b"])
+def test_impossible_run_name_exits_3(name, capsys):
+    assert main(["stop", name]) == 3
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize(("path", "what"), [(".", "a directory"), ("/dev/null", "not a regular file")])
+def test_recipe_that_is_no_file_is_told_what_it_is(path, what, capsys):
+    assert main(["run", path]) == 3
+    assert what in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["doctor", "--json"], ["recipes", "list"]])
+def test_full_standard_output_is_one_sentence(arguments):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tbactl.cli", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+    assert done.returncode == 6
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+def test_nested_too_deeply_exits_3(tmp_path, capsys):
+    path = write_recipe(tmp_path, "x = " + "[" * 5000 + "]" * 5000)
+    assert main(["run", path]) == 3
+    assert main(["run", write_recipe(tmp_path), "--set", "x=" + "[" * 5000]) == 3
+    assert capsys.readouterr().err.count("nested too deeply") == 2
+
+
+def test_closed_standard_output_is_no_failure(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["tasks", "list"]) == 0
+    sys.stdout.close()

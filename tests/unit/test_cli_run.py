@@ -5,6 +5,7 @@ import pytest
 
 from tbactl.cli.main import main
 from tbactl.config.run_record import RunRecord
+from tbactl.errors import ChildFailedError
 from tests.support.recipes import write_recipe
 
 
@@ -38,11 +39,11 @@ def test_warnings_go_to_standard_error(tmp_path, capsys):
     assert "warning: --set: searchers.top_p = 0.5" in capsys.readouterr().err
 
 
-def started(monkeypatch, *, exit_code=0):
+def started(monkeypatch, *, exit_code=0, error=None):
     """What `run_to_end` was called with, in place of a run."""
     calls = []
 
-    def run_to_end(config, *, recipe_name, profile, resume, plain):
+    def run_to_end(config, *, recipe_name, profile, resume, plain, on_prepared):
         calls.append({"config": config, "recipe": recipe_name, "profile": profile, "resume": resume, "plain": plain})
         print("progress")
         directory = Path("runs/latest")
@@ -60,7 +61,13 @@ def started(monkeypatch, *, exit_code=0):
             exit_code=exit_code,
         )
         (directory / "run.json").write_text(record.model_dump_json())
+        on_prepared(directory)
         (directory / "config").mkdir(exist_ok=True)
+        checkpoint = directory / "checkpoints" / "step_000010"
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        (checkpoint / "manifest.json").write_text("{}")
+        if error is not None:
+            raise error
         (directory / "config" / "resolved.json").write_text(config.model_dump_json())
         return exit_code
 
@@ -115,3 +122,43 @@ def test_sft_recipe_is_refused_with_the_right_command(tmp_path, capsys):
     path = write_recipe(tmp_path, 'kind = "sft"\n[task]\nkind = "fake"\n' + stage)
     assert main(["run", path]) == 3
     assert "use `tbactl sft recipe`" in capsys.readouterr().err
+
+
+def test_run_with_json_that_fails_prints_its_own_record_and_ends_with_one_json_error(tmp_path, monkeypatch, capsys):
+    started(monkeypatch, error=ChildFailedError("the trainer died"))
+    assert main(["run", write_recipe(tmp_path), "--json"]) == 5
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["run_directory"] == str(Path("runs/latest").resolve())
+    assert json.loads(captured.err[captured.err.index("{") :])["problems"] == ["the trainer died"]
+
+
+@pytest.mark.parametrize("steps", [5, 10])
+def test_resume_of_a_run_that_has_reached_its_steps_is_refused(tmp_path, monkeypatch, capsys, steps):
+    calls = started(monkeypatch)
+    main(["run", write_recipe(tmp_path)])
+    assert main(["run", "--resume", "latest", "--set", f"trainer.max_steps={steps}"]) == 3
+    assert f"the run has reached trainer.max_steps = {steps}" in capsys.readouterr().err
+    assert len(calls) == 1
+
+
+def test_dry_run_of_a_resume_checks_the_run_and_makes_no_other(tmp_path, monkeypatch):
+    started(monkeypatch)
+    main(["run", write_recipe(tmp_path)])
+    assert main(["run", "--resume", "latest", "--dry-run"]) == 0
+    assert [path.name for path in Path("runs").iterdir()] == ["latest"]
+    Path("runs/latest/checkpoints/step_000010/manifest.json").unlink()
+    assert main(["run", "--resume", "latest", "--dry-run"]) == 7
+
+
+@pytest.mark.parametrize("directory", ["a-file", "/proc/x", "n" * 300, "~nobody-of-that-name/x"])
+def test_unusable_runs_dir_is_one_sentence_that_names_it(tmp_path, capsys, directory):
+    Path("a-file").write_text("")
+    assert main(["run", write_recipe(tmp_path), "--dry-run", "--set", f"runs_dir={directory}"]) == 3
+    err = capsys.readouterr().err
+    assert err.splitlines()[-1].startswith(f"error: runs_dir = {directory!r} cannot be used: ")
+
+
+def test_directory_of_a_dry_run_is_no_run(tmp_path, capsys):
+    main(["run", write_recipe(tmp_path), "--dry-run"])
+    assert main(["stop", "no-such-run"]) == 3
+    assert "newest runs: none" in capsys.readouterr().err

@@ -68,6 +68,7 @@ def test_wrong_number_of_rewards_is_an_error_that_names_the_task(tmp_path):
     ("row", "sentence"),
     [
         ("{oops\n", "not JSON"),
+        ("[" * 100_000 + "\n", "not JSON"),
         ([1], "a row must be an object"),
         ({"gold": "1"}, '"completion" must be there'),
         ({"completion": 3, "gold": "1"}, '"completion" must be there'),
@@ -110,12 +111,12 @@ def test_tasks_score_exits_4_on_a_malformed_file(tmp_path, capsys):
 
 
 def test_tasks_list_names_every_task_with_its_options(capsys):
-    assert main(["tasks", "list", "--json"]) == 0
+    assert main(["tasks", "list", "--all", "--json"]) == 0
     tasks = {task["name"]: task for task in json.loads(capsys.readouterr().out)}
     assert tasks["fake"]["description"]
     assert isinstance(tasks["fake"]["options"], dict)
     assert main(["tasks", "list"]) == 0
-    assert "fake" in capsys.readouterr().out
+    assert "fake" not in capsys.readouterr().out.split()
 
 
 def test_tasks_check_passes_for_the_fake_task(capsys):
@@ -132,3 +133,7 @@ def test_refused_task_option_exits_3(tmp_path, capsys):
     file = write_rows(tmp_path / "rows.jsonl", {"completion": "x", "gold": "1"})
     assert main(["tasks", "score", "fake", str(file), "--set", "no_such_option=1"]) == 3
     assert "no_such_option" in capsys.readouterr().err
+
+
+def test_threshold_that_is_no_number_is_a_usage_error(tmp_path):
+    assert main(["tasks", "score", "fake", "rows.jsonl", "--threshold", "nan"]) == 2

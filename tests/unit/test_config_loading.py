@@ -276,3 +276,17 @@ def test_policy_directory_that_does_not_exist_is_refused(tmp_path):
 def test_policy_of_a_task_that_ships_none_is_refused(tmp_path):
     (problem,) = problems_of(write_recipe(tmp_path), "policy.path=task:none")
     assert problem.startswith("--set: policy.path = 'task:none'")
+
+
+def test_extends_finds_a_shipped_recipe_and_a_byte_order_mark_is_no_mistake(tmp_path):
+    path = write_recipe(tmp_path, '\ufeffextends = "smoke.toml"\nseed = 5\n', name="mine")
+    loaded = load_recipe(path, profile="cpu")
+    assert (loaded.config.seed, loaded.sources[0].name) == (5, "smoke.toml")
+
+
+@pytest.mark.parametrize(
+    "override", ["searchers.num_searchers=1025", "trainer.num_ranks=1025", "trainer.max_steps=1000000001"]
+)
+def test_numbers_beyond_reason_are_refused(tmp_path, override):
+    (problem,) = problems_of(write_recipe(tmp_path), override)
+    assert "must be at most" in problem

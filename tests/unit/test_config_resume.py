@@ -116,3 +116,16 @@ def test_load_resumed_without_a_readable_configuration_is_a_checkpoint_error(run
         resolved.write_text(text)
     with pytest.raises(CheckpointError, match="cannot be resumed"):
         load_resumed(run_directory)
+
+
+def test_load_resumed_of_a_damaged_setting_is_a_checkpoint_error(run_directory):
+    RunLayout(run_directory).resolved_config.write_text('{"trainer": 3}')
+    with pytest.raises(CheckpointError, match="cannot be resumed"):
+        load_resumed(run_directory)
+
+
+def test_load_resumed_of_an_unknown_profile_is_a_damaged_record(run_directory):
+    identity = RunLayout(run_directory).identity
+    identity.write_text(identity.read_text().replace('"gpu"', '"tpu"'))
+    with pytest.raises(ConfigError, match="damaged"):
+        load_resumed(run_directory)

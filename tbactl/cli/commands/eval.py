@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tbactl.cli.arguments import AsJson, Overrides, command_app, find_run
+from tbactl.cli.arguments import RUNS_DIRECTORY, AsJson, Overrides, command_app, find_run
 from tbactl.cli.child import run_child
-from tbactl.cli.output import print_json, print_table
+from tbactl.cli.output import plain, print_json, print_table
 from tbactl.config.evaluation_loading import evaluation_config
-from tbactl.errors import ChildFailedError
+from tbactl.errors import ChildFailedError, ConfigError
 
 app = command_app()
 
@@ -74,8 +76,9 @@ def evaluate(
         file.write_text(config.model_dump_json(indent=2), encoding="utf-8")
         log = (output or Path(folder)) / "evaluation.log"
         if not as_json:
-            typer.echo(f"evaluating {config.checkpoint} on {config.task.kind} with {config.engine} ...", err=True)
-        result = _result(run_child("tbactl.evaluation", ["--config", str(file)], log=log))
+            line = f"evaluating {config.checkpoint} on {config.task.kind} with {config.engine} ..."
+            typer.echo(plain(line), err=True)
+        result = _result(run_child("tbactl.evaluation", ["--config", str(file)], log=log, scratch=Path(folder)))
     if as_json:
         print_json(result)
     else:
@@ -84,11 +87,24 @@ def evaluate(
 
 
 def _checkpoint(name: str) -> str:
-    if name.startswith("task:") or Path(name).exists():
+    if name.startswith("task:") or os.path.exists(os.path.expanduser(name)):
         return name
-    if name == "latest" or (Path("runs") / name).exists():
+    if name == "latest" or os.path.exists(RUNS_DIRECTORY / name):
         return str(find_run(name))
-    return name
+    if _may_be_on_hub(name):
+        return name
+    raise ConfigError(
+        f"there is no run, checkpoint or directory '{name}', and it is no hub name (ORG/NAME, with "
+        f"HF_HUB_OFFLINE unset or the model in the cache)."
+    )
+
+
+def _may_be_on_hub(name: str) -> bool:
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) or Path(name).parent.is_dir():
+        return False
+    home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
+    cached = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub"), f"models--{name.replace('/', '--')}")
+    return os.environ.get("HF_HUB_OFFLINE") != "1" or cached.is_dir()
 
 
 def _result(output: str) -> dict[str, Any]:
@@ -105,7 +121,7 @@ def _print_result(result: dict[str, Any]) -> None:
     intervals = result.get("intervals", {})
     rows = [(name, f"{value:.4f}", _interval(intervals.get(name))) for name, value in result["metrics"].items()]
     print_table(("metric", "value", "95 % interval"), rows)
-    typer.echo(f"{result['num_prompts']} prompts, {result['seconds']:.1f} s")
+    typer.echo(f"{result['num_prompts']} prompt{'' if result['num_prompts'] == 1 else 's'}, {result['seconds']:.1f} s")
 
 
 def _print_harness_results(results: dict[str, dict[str, Any]]) -> None:

@@ -38,7 +38,7 @@ def show_recipe(
 ) -> None:
     """Print a recipe's file, a start for one of your own."""
     path = locate_recipe(recipe)
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")
     if as_json:
         print_json({"name": path.stem, "path": str(path), "text": text})
     else:

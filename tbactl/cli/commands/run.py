@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +14,13 @@ from tbactl import __version__
 from tbactl.cli.arguments import AsJson, Overrides, Plain, command_app, find_run
 from tbactl.cli.output import plain, print_json
 from tbactl.cli.plan import plan_lines
+from tbactl.cli.resuming import check_resume
 from tbactl.config.hardware import PROFILES, Profile
 from tbactl.config.loading import LoadedRecipe, load_recipe
 from tbactl.config.packages import missing_packages
 from tbactl.config.resume import load_resumed
 from tbactl.config.run_record import read_run_record
+from tbactl.config.runs_directory import make_runs_directory
 from tbactl.errors import ConfigError
 
 app = command_app()
@@ -56,6 +59,7 @@ def run(
             raise typer.BadParameter("a resumed run keeps its profile", param_hint="--profile")
         run_directory = find_run(resume)
         loaded = load_resumed(run_directory, overrides=overrides)
+        check_resume(run_directory, loaded.run_config)
     else:
         assert recipe is not None
         run_directory = None
@@ -64,27 +68,48 @@ def run(
     if not as_json:
         _announce(loaded, resumed=run_directory)
     missing = missing_packages(config)
+    if run_directory is None:
+        make_runs_directory(config.runs_dir)
     if dry_run:
-        return _show_plan(loaded, missing=missing, as_json=as_json)
+        return _show_plan(loaded, resumed=run_directory, missing=missing, as_json=as_json)
     if missing:
         raise ConfigError(*missing)
     if as_json:
-        # Standard output is for the one document at the end.
-        with contextlib.redirect_stdout(sys.stderr):
-            exit_code = _run_to_end(loaded, resume=run_directory, plain=True)
-        print_json(_record(config.runs_dir))
-        return exit_code
+        return _run_with_json(loaded, resume=run_directory)
     return _run_to_end(loaded, resume=run_directory, plain=plain_lines)
 
 
-def _run_to_end(loaded: LoadedRecipe, *, resume: Path | None, plain: bool) -> int:
+def _run_with_json(loaded: LoadedRecipe, *, resume: Path | None) -> int:
+    started: list[Path] = []
+    try:
+        # Standard output is for the one document at the end, which a run that fails has too.
+        with contextlib.redirect_stdout(sys.stderr):
+            return _run_to_end(loaded, resume=resume, plain=True, on_prepared=started.append)
+    finally:
+        for run_directory in started:
+            print_json(_record(run_directory))
+
+
+def _run_to_end(
+    loaded: LoadedRecipe,
+    *,
+    resume: Path | None,
+    plain: bool,
+    on_prepared: Callable[[Path], None] = lambda run_directory: None,
+) -> int:
     from tbactl.supervision.supervisor import run_to_end
 
-    return run_to_end(loaded.run_config, recipe_name=loaded.name, profile=loaded.profile, resume=resume, plain=plain)
+    return run_to_end(
+        loaded.run_config,
+        recipe_name=loaded.name,
+        profile=loaded.profile,
+        resume=resume,
+        plain=plain,
+        on_prepared=on_prepared,
+    )
 
 
-def _record(runs_directory: Path) -> dict[str, Any]:
-    directory = find_run("latest", runs_directory=runs_directory)
+def _record(directory: Path) -> dict[str, Any]:
     return {"run_directory": str(directory.resolve()), **read_run_record(directory).model_dump(mode="json")}
 
 
@@ -104,11 +129,11 @@ def _announce(loaded: LoadedRecipe, *, resumed: Path | None) -> None:
         typer.echo(f"warning: {plain(warning)}", err=True)
 
 
-def _show_plan(loaded: LoadedRecipe, *, missing: list[str], as_json: bool) -> int:
+def _show_plan(loaded: LoadedRecipe, *, resumed: Path | None, missing: list[str], as_json: bool) -> int:
     from tbactl.supervision.run_directory import prepare
 
     config = loaded.run_config
-    directory = prepare(config, recipe_name=loaded.name, profile=loaded.profile)
+    root = resumed or prepare(config, recipe_name=loaded.name, profile=loaded.profile).root
     warnings = [*loaded.warnings, *missing]
     if as_json:
         print_json(
@@ -116,7 +141,7 @@ def _show_plan(loaded: LoadedRecipe, *, missing: list[str], as_json: bool) -> in
                 "recipe": loaded.name,
                 "profile": loaded.profile,
                 "profile_reason": loaded.profile_reason,
-                "run_directory": str(directory.root),
+                "run_directory": str(root),
                 "sources": [str(source) for source in loaded.sources],
                 "warnings": warnings,
                 "config": config.model_dump(mode="json"),
@@ -127,5 +152,6 @@ def _show_plan(loaded: LoadedRecipe, *, missing: list[str], as_json: bool) -> in
         typer.echo(plain(line))
     for sentence in missing:
         typer.echo(f"warning: {plain(sentence)}", err=True)
-    typer.echo(f"checked; the resolved configuration is in {directory.root}/config. Nothing was started.")
+    fact = "the resolved configuration is in" if resumed is None else "the run can be resumed with what is in"
+    typer.echo(plain(f"checked; {fact} {root}/config. Nothing was started."))
     return 0

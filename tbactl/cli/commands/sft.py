@@ -13,6 +13,7 @@ from tbactl.cli.arguments import AsJson, Overrides, command_app
 from tbactl.cli.child import run_child
 from tbactl.cli.output import plain, print_json
 from tbactl.config.loading import load_recipe
+from tbactl.config.runs_directory import make_runs_directory
 
 app = command_app()
 
@@ -37,12 +38,13 @@ def sft(
     From scratch, or from another policy. The finished policy is in the output directory's `policy`;
     `tbactl run ... --set policy.path=DIRECTORY` trains it further with TBA.
     """
-    loaded = load_recipe(recipe, overrides=[*overrides, *_output_overrides(output)])
+    loaded = load_recipe(recipe, overrides=overrides, options=_output_settings(output))
     config = loaded.sft_config
     directory = config.runs_dir / config.name
     if not as_json:
         typer.echo(plain(f"tbactl {__version__} | recipe {loaded.name} | output {directory}"))
     if not dry_run:
+        make_runs_directory(config.runs_dir)
         with tempfile.TemporaryDirectory(prefix="tbactl-sft-") as folder:
             file = Path(folder) / "sft.json"
             file.write_text(config.model_dump_json(indent=2), encoding="utf-8")
@@ -50,11 +52,9 @@ def sft(
     if as_json:
         print_json({"policy": str(directory / "policy"), "config": config.model_dump(mode="json")})
     else:
-        typer.echo(f"policy: {directory / 'policy'}" if not dry_run else "checked; nothing was started.")
+        typer.echo(plain(f"policy: {directory / 'policy'}") if not dry_run else "checked; nothing was started.")
     return 0
 
 
-def _output_overrides(output: Path | None) -> list[str]:
-    if output is None:
-        return []
-    return [f"runs_dir='{output.parent}'", f"name='{output.name}'"]
+def _output_settings(output: Path | None) -> dict[str, str]:
+    return {} if output is None else {"runs_dir": str(output.parent), "name": output.name}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ from tbactl.errors import ConfigError, TaskError
 from tbactl.protocols import Task
 
 MAX_ROWS_SHOWN = 50
+TEST_TASK = "fake"
 
 app = command_app(help="List, check and audit tasks and their rewards.")
 
@@ -30,9 +32,13 @@ TaskOptions = Annotated[
 
 
 @app.command("list")
-def list_tasks(as_json: AsJson = False) -> None:
+def list_tasks(
+    show_all: Annotated[bool, typer.Option("--all", help="Also the one that serves tests.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """List the installed tasks."""
-    tasks = [_describe(name, target) for name, target in sorted(registry.available(GROUP).items())]
+    names = sorted(registry.available(GROUP).items())
+    tasks = [_describe(name, target) for name, target in names if show_all or name != TEST_TASK]
     if as_json:
         print_json(tasks)
     else:
@@ -81,6 +87,8 @@ def score_file(
 
     Exit codes: 1 when a row says "correct" and the reward disagrees, 4 when the file is malformed.
     """
+    if not math.isfinite(threshold):
+        raise typer.BadParameter(f"{threshold} must be a finite number", param_hint="--threshold")
     task = _task(task_name, options=options)
     try:
         audit = audit_rewards(task, file, threshold=threshold)
