@@ -58,6 +58,8 @@ def test_interrupt_ends_the_child_and_what_it_started(module, tmp_path):
         [
             sys.executable,
             "-c",
+            # A test run in the background of a shell inherits SIGINT ignored.
+            "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
             "from pathlib import Path; from tbactl.cli.child import run_child; "
             f"run_child({name!r}, [], log=Path({str(tmp_path / 'log')!r}))",
         ],
