@@ -200,4 +200,4 @@ def test_peak_memory_of_the_process_grows_with_the_chunk_and_not_with_the_comple
     all_logits_mib = 2048 * 50_000 * 4 / 2**20
     small, plain = peak_mib(64), peak_mib(0)
     assert plain > 2 * all_logits_mib  # at least logits and their gradient
-    assert small < 0.4 * all_logits_mib  # about 98 MiB, most of it gradients and the allocator's own
+    assert small < 0.4 * all_logits_mib  # seen: 98 MiB; one tensor of all logits alone is 391
