@@ -30,6 +30,22 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     },
     "tbactl.objectives": {
         "trajectory-balance": "tbactl.objectives.trajectory_balance:TrajectoryBalance",
+        "tba-prime": "tbactl.objectives.tba_prime:TbaPrime",
+        "reinforce": "tbactl.objectives.reinforce:Reinforce",
+        "rloo": "tbactl.objectives.rloo:Rloo",
+        "proximal-rloo": "tbactl.objectives.proximal_rloo:ProximalRloo",
+        "ppo-clip": "tbactl.objectives.ppo_clip:PpoClip",
+        "grpo": "tbactl.objectives.grpo:Grpo",
+        "dr-grpo": "tbactl.objectives.dr_grpo:DrGrpo",
+        "kimi": "tbactl.objectives.kimi:Kimi",
+        "online-dpo": "tbactl.objectives.online_dpo:OnlineDpo",
+    },
+    "tbactl.samplers": {
+        "mixture": "tbactl.replay.samplers:MixtureSampler",
+        "recency": "tbactl.replay.samplers:RecencySampler",
+        "uniform": "tbactl.replay.samplers:UniformSampler",
+        "reward-softmax": "tbactl.replay.samplers:RewardSoftmaxSampler",
+        "residual": "tbactl.replay.samplers:ResidualSampler",
     },
     "tbactl.loggers": {
         "jsonl": "tbactl.telemetry.jsonl:JsonlLogger",

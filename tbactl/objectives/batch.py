@@ -35,15 +35,20 @@ class ObjectiveBatch:
     Attributes:
         policy_logprobs: log pi_theta of each token; gradients flow through it.
         reference_logprobs: log pi_ref of each token.
-        behavior_logprobs: log-probs under the weights that generated; only metrics use them.
+        behavior_logprobs: log-probs under the weights that generated; for ratios and metrics.
         completion_mask: True on completion tokens (EOS included when it was generated), made from lengths.
         rewards: one for each trajectory, in the task's own unit.
         group_index: which of the batch's prompts a row belongs to, in [0, num_groups); rows come in any order.
         num_groups: prompts in this micro-batch; each owns at least one row.
+        num_prompt_tokens: length of each trajectory's prompt.
         num_trajectories_global: trajectories of the whole optimizer step, over all micro-batches and ranks. Losses
             are divided by it, so that those of all micro-batches *add up* to the mean over the step. Whoever averages
             over ranks or accumulation steps (DeepSpeed does both) has to multiply that factor back.
+        num_groups_global: prompts of the whole optimizer step; for losses that are means over prompts.
+        num_tokens_global: completion tokens of the whole optimizer step; for losses that are means over tokens.
+        max_completion_tokens: the longest a completion may be, by recipe.
         beta: KL coefficient > 0, in reward units per nat.
+        log_z: the learned log Z of each prompt, in nats, with gradients; None unless an objective requires it.
 
     Raises:
         AssertionError: shapes, dtypes, or group indices do not fit together.
@@ -58,8 +63,13 @@ class ObjectiveBatch:
     rewards: Float[Tensor, " trajectories"]
     group_index: Int[Tensor, " trajectories"]
     num_groups: int
+    num_prompt_tokens: Int[Tensor, " trajectories"]
     num_trajectories_global: int
+    num_groups_global: int
+    num_tokens_global: int
+    max_completion_tokens: int
     beta: float
+    log_z: Float[Tensor, " groups"] | None = None
 
     def __post_init__(self) -> None:
         self._check_shapes()
@@ -77,13 +87,16 @@ class ObjectiveBatch:
             assert shape == [num_trajectories, num_tokens], (
                 f"{name} must be {[num_trajectories, num_tokens]} like policy_logprobs, got {shape}"
             )
-        for name in ("rewards", "group_index"):
+        for name in ("rewards", "group_index", "num_prompt_tokens"):
             shape = list(getattr(self, name).shape)
             assert shape == [num_trajectories], f"{name} must be {[num_trajectories]}, one for each row, got {shape}"
         for name in ("policy_logprobs", "reference_logprobs", "behavior_logprobs", "rewards"):
             dtype = getattr(self, name).dtype
             # A sum over hundreds of tokens in bfloat16 is off by whole nats.
             assert dtype in (torch.float32, torch.float64), f"{name} must be float32 or float64, got {dtype}"
+        if self.log_z is not None:
+            shape = list(self.log_z.shape)
+            assert shape == [self.num_groups], f"log_z must be {[self.num_groups]}, one for each prompt, got {shape}"
         assert self.completion_mask.dtype == torch.bool, (
             f"completion_mask must be bool, got {self.completion_mask.dtype}"
         )
@@ -101,6 +114,10 @@ class ObjectiveBatch:
         present = torch.unique(self.group_index).tolist()
         assert present == list(range(self.num_groups)), (
             f"every prompt in [0, {self.num_groups}) must own a row and no other index may occur; got {present}"
+        )
+        assert self.num_groups_global >= self.num_groups, (
+            f"num_groups_global counts the whole step, so it is >= {self.num_groups}, the prompts of this micro-batch; "
+            f"got {self.num_groups_global}"
         )
 
     def _check_finite(self) -> None:

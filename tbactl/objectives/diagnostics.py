@@ -47,11 +47,13 @@ def _has_equal_rewards(batch: ObjectiveBatch) -> Bool[Tensor, " groups"]:
 def _reference_metrics(batch: ObjectiveBatch) -> dict[str, Metric]:
     mask = batch.completion_mask
     log_ratio = batch.token_log_ratio(batch.policy_logprobs, batch.reference_logprobs).double()
+    k3 = _ratio(-log_ratio) - 1 + log_ratio
     return {
         # k1 and k3 are Schulman's estimators of KL(policy || reference); exact in expectation only for on-policy data.
         "objective/kl/mean": Metric.of(log_ratio.sum(dim=1)),
+        "objective/kl_k3/mean": Metric.of(k3.sum(dim=1)),
         "objective/kl_per_token/mean": Metric.of(log_ratio, where=mask),
-        "objective/kl_k3_per_token/mean": Metric.of(_ratio(-log_ratio) - 1 + log_ratio, where=mask),
+        "objective/kl_k3_per_token/mean": Metric.of(k3, where=mask),
         "objective/entropy_estimate/mean": Metric.of(-batch.policy_logprobs, where=mask),
     }
 
@@ -63,6 +65,8 @@ def _behavior_metrics(batch: ObjectiveBatch) -> dict[str, Metric]:
     low, high = RATIO_RANGE
     return {
         "objective/behavior_logprob_difference/mean_abs": Metric.of(log_ratio.abs(), where=mask),
+        "objective/behavior_logprob_difference/p50": Metric.of(log_ratio.abs(), where=mask, reduction="p50"),
+        "objective/behavior_logprob_difference/p95": Metric.of(log_ratio.abs(), where=mask, reduction="p95"),
         "objective/behavior_ratio_outside/share": Metric.of((ratio < low) | (ratio > high), where=mask),
         "objective/effective_sample_size/share": Metric.of(_ratio(log_ratio.sum(dim=1)), reduction="effective_share"),
     }

@@ -1,28 +1,73 @@
-"""How the KL coefficient changes over a run. Imports no torch."""
+"""Settings that move over a run: one line from a first to a final value. Imports no torch."""
 
 from __future__ import annotations
 
-from tbactl.config.sections import ObjectiveSection
+from tbactl.config.sections import ObjectiveSection, ReplaySection, SearchersSection
+
+
+def linear(first: float, final: float | None, *, steps: int, step: int, stop_step: int | None = None) -> float:
+    """The value at an optimizer step: on the line from `first` to `final` over `steps`, then `final`.
+
+    Args:
+        first: value at step 0.
+        final: value from `steps` on; None: `first` for ever.
+        steps: length of the line in optimizer steps, >= 0.
+        step: optimizer steps done before this one, >= 0 (the policy version that is about to be trained).
+        stop_step: where the value jumps to `final`, if before the end of the line.
+    """
+    assert step >= 0, f"step counts finished optimizer steps, so it is >= 0; got {step}"
+    if final is None:
+        return first
+    if step >= min(steps, steps if stop_step is None else stop_step):
+        return final
+    progress = step / steps
+    return (1.0 - progress) * first + progress * final
 
 
 def beta_at(objective: ObjectiveSection, *, step: int) -> float:
-    """KL coefficient for an optimizer step: linear from `beta` to `beta_final` over `beta_steps`, then constant.
+    """KL coefficient for an optimizer step, > 0, in reward units per nat.
 
     A smaller beta lets the policy go further from the reference for the same reward (arXiv 2503.18929, section 3.3).
-    Differs from the reference code: there the GSM8K schedule is the same line one step late, while TL;DR follows a
-    128-step line and jumps to the final value at step 32; that jump is not offered.
-
-    Args:
-        objective: the recipe's section; without `beta_final` beta stays as it is.
-        step: optimizer steps done before this one, >= 0 (the policy version that is about to be trained).
-
-    Returns:
-        beta > 0, in reward units per nat.
+    Differs from the reference code in that the line begins at step 0 with `beta` itself; there it is one step late.
     """
-    assert step >= 0, f"step counts finished optimizer steps, so it is >= 0; got {step}"
-    if objective.beta_final is None:
-        return objective.beta
-    if step >= objective.beta_steps:
-        return objective.beta_final
-    progress = step / objective.beta_steps
-    return (1.0 - progress) * objective.beta + progress * objective.beta_final
+    return linear(
+        objective.beta,
+        objective.beta_final,
+        steps=objective.beta_steps,
+        step=step,
+        stop_step=objective.beta_stop_step,
+    )
+
+
+def sampling_temperature_at(searchers: SearchersSection, *, step: int) -> float:
+    """Temperature that a searcher with this policy version samples at, > 0."""
+    return linear(searchers.temperature, searchers.temperature_final, steps=searchers.temperature_steps, step=step)
+
+
+def training_temperature(searchers: SearchersSection) -> float:
+    """Temperature of policy and reference log-probs, > 0; the same all along.
+
+    Where the sampling temperature moves, that is where it moves to: what is trained is the policy as it will be used,
+    and hotter data before is off-policy data.
+    """
+    return searchers.temperature if searchers.temperature_final is None else searchers.temperature_final
+
+
+def on_policy_fraction_at(replay: ReplaySection, *, step: int) -> float:
+    """Probability m of drawing the most recent data, in [0, 1]."""
+    return linear(
+        replay.on_policy_fraction,
+        replay.on_policy_fraction_final,
+        steps=replay.on_policy_fraction_steps,
+        step=step,
+    )
+
+
+def inverse_temperature_at(replay: ReplaySection, *, step: int) -> float:
+    """Inverse temperature of the reward softmax, >= 0."""
+    return linear(
+        replay.inverse_temperature,
+        replay.inverse_temperature_final,
+        steps=replay.inverse_temperature_steps,
+        step=step,
+    )

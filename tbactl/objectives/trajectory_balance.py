@@ -1,4 +1,4 @@
-"""Trajectory Balance with a per-prompt VarGrad log Z: the objective of TBA, arXiv 2503.18929, eq. 3 to 5.
+"""Trajectory Balance with a log Z for each prompt: the objective of TBA, arXiv 2503.18929, eq. 3 to 5.
 
 Symbols, and what other literatures call them:
 
@@ -23,7 +23,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from tbactl.errors import ConfigError
+from tbactl.config.objectives import TrajectoryBalanceOptions, parse_objective_options
 from tbactl.objectives.batch import ObjectiveBatch
 from tbactl.objectives.diagnostics import batch_metrics
 from tbactl.objectives.log_partition import estimated_log_z
@@ -42,15 +42,24 @@ class TrajectoryBalance:
     it - mean_j A_j grad log pi_theta(y_j), the scale of a policy gradient with mean baseline: `max_grad_norm` and the
     learning rate keep their meaning while beta moves. The minimum is the same: zero, at pi_ref exp(r / beta) / Z.
 
-    log Z is a constant here (stop-gradient). For whole groups that changes no gradient: residuals of a group sum to
-    zero, and so does what would flow through log Z. Hence a group must never be split over micro-batches.
+    The estimated log Z is a constant (stop-gradient). For whole groups that changes no gradient: residuals of a group
+    sum to zero, and so does what would flow through log Z. Hence a group must never be split over micro-batches.
+
+    With `log_z = "learned"` (arXiv 2405.18540 for language models) log Z is the batch's own, from a head on the prompt,
+    and the same loss trains it: d loss / d log Z = beta * mean residual, which leads to the estimate above. Residuals
+    of a group then do not sum to zero while the head is off, and a group of one trajectory teaches something.
+
+    Importance weights have no place here: the residual has one root, whatever policy the data came from.
 
     Example:
         loss, metrics = TrajectoryBalance()(batch)
         loss.backward()
 
+    Args:
+        **options: those of `TrajectoryBalanceOptions`.
+
     Raises:
-        ConfigError: at construction, when options are given; there are none.
+        ConfigError: an option is unknown or not allowed.
     """
 
     required_fields = frozenset(
@@ -58,28 +67,36 @@ class TrajectoryBalance:
     )
 
     def __init__(self, **options: Any) -> None:
-        if options:
-            raise ConfigError(
-                f"objective 'trajectory-balance' has no options, got {', '.join(sorted(options))}; remove them from "
-                f"`objective.options` (beta and its schedule are keys of `objective` itself)."
-            )
+        chosen = parse_objective_options(TrajectoryBalanceOptions, options, kind="trajectory-balance")
+        self.log_z_learning_rate = chosen.log_z_learning_rate
+        self.log_z_initial = chosen.log_z_initial
+        if chosen.log_z == "learned":
+            self.required_fields = self.required_fields | {"log_z"}
 
     def __call__(self, batch: ObjectiveBatch) -> tuple[Float[Tensor, ""], dict[str, Metric]]:
         """The micro-batch's share of the step's mean loss, and its metrics.
 
-        A group of one trajectory has residual 0 and teaches nothing. A group of equal rewards still pulls the policy's
-        log-ratios together, toward the reference.
+        A group of one trajectory has residual 0 and teaches nothing, unless log Z is learned. A group of equal rewards
+        still pulls the policy's log-ratios together, toward the reference.
         """
         residual, log_z = balance_residual(batch)
+        metrics: dict[str, Metric] = {}
+        if "log_z" in self.required_fields:
+            assert batch.log_z is not None, "a learned log Z must be in the batch: see required_fields"
+            # What the estimate has to become the learned value is added, not computed anew.
+            error = batch.log_z - log_z
+            residual, log_z = residual + error[batch.group_index], batch.log_z
+            metrics["objective/log_z_error/mean_abs"] = Metric.of(error.abs())
         losses = batch.beta / 2 * residual.square()
         loss = losses.sum() / batch.num_trajectories_global
-        return loss, _balance_metrics(batch, residual, log_z, losses) | batch_metrics(batch)
+        metrics |= {"objective/loss/mean": Metric.of(losses)} | balance_metrics(batch, residual=residual, log_z=log_z)
+        return loss, metrics | batch_metrics(batch)
 
 
 def balance_residual(
     batch: ObjectiveBatch,
 ) -> tuple[Float[Tensor, " trajectories"], Float[Tensor, " groups"]]:
-    """Residual of each trajectory, eq. 3, and log Z of each prompt, eq. 4; both in nats.
+    """Residual of each trajectory, eq. 3, with the estimated log Z of each prompt, eq. 4; both in nats.
 
     residual = log Z(x) + log pi_theta(y | x) - log pi_ref(y | x) - r / beta
     """
@@ -90,15 +107,12 @@ def balance_residual(
     return residual, log_z
 
 
-def _balance_metrics(
-    batch: ObjectiveBatch,
-    residual: Float[Tensor, " trajectories"],
-    log_z: Float[Tensor, " groups"],
-    losses: Float[Tensor, " trajectories"],
+def balance_metrics(
+    batch: ObjectiveBatch, *, residual: Float[Tensor, " trajectories"], log_z: Float[Tensor, " groups"]
 ) -> dict[str, Metric]:
+    """Size of the residuals, in reward units, and log Z, in nats."""
     reward_residual = batch.beta * residual
     return {
-        "objective/loss/mean": Metric.of(losses),
         "objective/residual/mean_abs": Metric.of(reward_residual.abs()),
         "objective/residual/rms": Metric.of(reward_residual, reduction="rms"),
         "objective/log_z/mean": Metric.of(log_z),

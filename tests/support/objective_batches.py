@@ -32,7 +32,11 @@ def random_batch(
         rewards=torch.randn(num_rows, generator=generator, dtype=torch.float64),
         group_index=owners[torch.randperm(num_rows, generator=generator)],
         num_groups=len(group_sizes),
+        num_prompt_tokens=torch.randint(1, 9, (num_rows,), generator=generator),
         num_trajectories_global=num_rows,
+        num_groups_global=len(group_sizes),
+        num_tokens_global=int(lengths.sum()),
+        max_completion_tokens=max(num_tokens, 1),
         beta=beta,
     )
 
@@ -69,7 +73,11 @@ def one_token_batch(
         rewards=torch.tensor(rewards, dtype=torch.float64),
         group_index=torch.tensor(group_index),
         num_groups=max(group_index) + 1,
+        num_prompt_tokens=torch.full((len(policy),), 3),
         num_trajectories_global=len(policy),
+        num_groups_global=max(group_index) + 1,
+        num_tokens_global=len(policy),
+        max_completion_tokens=1,
         beta=beta,
     )
 
@@ -86,4 +94,6 @@ def select_rows(batch: ObjectiveBatch, rows: Tensor) -> ObjectiveBatch:
         rewards=batch.rewards[rows],
         group_index=group_index,
         num_groups=len(owners),
+        num_prompt_tokens=batch.num_prompt_tokens[rows],
+        log_z=None if batch.log_z is None else batch.log_z[owners],
     )

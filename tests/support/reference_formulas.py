@@ -5,6 +5,8 @@ Slow and obvious on purpose: no scatter, no padding arithmetic, no cleverness sh
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -86,3 +88,155 @@ def plain_token_logprobs(
     safe_ids = target_ids.where(mask, 0)
     logprobs = torch.log_softmax(logits, dim=-1).gather(-1, safe_ids[..., None]).squeeze(-1)
     return logprobs.where(mask, 0.0)
+
+
+def tba_prime_loss(
+    batch: ObjectiveBatch, *, ratio_cap: float = 8.0, kl_clamp: float = 10.0, importance_sampling: bool = True
+) -> Tensor:
+    """arXiv 2503.18929, NeurIPS version: token losses of TBA', over prompt + completion tokens, mean over rows."""
+
+    def kl(logprobs: Tensor, row: int) -> Tensor:
+        difference = (logprobs[row] - batch.reference_logprobs[row]).detach()
+        return sequence_logprob(difference.clamp(-kl_clamp, kl_clamp), batch.completion_mask[row])
+
+    total = batch.policy_logprobs[:0].sum()
+    for group in range(batch.num_groups):
+        rows = rows_of(batch, group)
+        mean_reward = sum(batch.rewards[row].item() for row in rows) / len(rows)
+        mean_kl = sum(kl(batch.behavior_logprobs, row).item() for row in rows) / len(rows)
+        for row in rows:
+            reward, row_kl = batch.rewards[row].item(), kl(batch.policy_logprobs, row).item()
+            advantage = (reward - mean_reward) - batch.beta * (row_kl - mean_kl)
+            num_tokens = batch.num_prompt_tokens[row].item() + batch.completion_mask[row].sum().item()
+            for token in batch.completion_mask[row].nonzero().flatten().tolist():
+                log_pi = batch.policy_logprobs[row, token]
+                ratio = torch.exp(log_pi - batch.behavior_logprobs[row, token])
+                gain = torch.clamp(ratio, max=ratio_cap) if importance_sampling else log_pi
+                total = total - gain * advantage / num_tokens
+    return total / len(batch.rewards)
+
+
+def kimi_loss(batch: ObjectiveBatch, *, importance_sampling_cap: float | None = None) -> Tensor:
+    """arXiv 2501.12599, section 2.3.2: (r - mean r - tau log(pi / pi_i))^2 / (2 tau) with tau = beta; mean of rows."""
+    squares = []
+    for group in range(batch.num_groups):
+        rows = rows_of(batch, group)
+        mean_reward = sum(batch.rewards[row].item() for row in rows) / len(rows)
+        for row in rows:
+            mask = batch.completion_mask[row]
+            log_pi = sequence_logprob(batch.policy_logprobs[row], mask)
+            log_ratio = log_pi - sequence_logprob(batch.reference_logprobs[row], mask)
+            weight = 1.0
+            if importance_sampling_cap is not None:
+                log_weight = log_pi.item() - sequence_logprob(batch.behavior_logprobs[row], mask).item()
+                weight = min(math.exp(log_weight), importance_sampling_cap)
+            squares.append(weight * (batch.rewards[row] - mean_reward - batch.beta * log_ratio) ** 2)
+    return sum(squares[1:], start=squares[0]) / (2 * batch.beta * len(squares))
+
+
+def online_dpo_loss(batch: ObjectiveBatch) -> Tensor:
+    """arXiv 2305.18290, eq. 7, on the first best and the first worst row of each prompt; mean over prompts."""
+    total = batch.policy_logprobs[:0].sum()
+    for group in range(batch.num_groups):
+        rows = rows_of(batch, group)
+        chosen = max(rows, key=lambda row: (batch.rewards[row].item(), -row))
+        rejected = min(rows, key=lambda row: (batch.rewards[row].item(), row))
+        if batch.rewards[chosen] > batch.rewards[rejected]:
+            delta = [
+                sequence_logprob(batch.policy_logprobs[row], batch.completion_mask[row])
+                - sequence_logprob(batch.reference_logprobs[row], batch.completion_mask[row])
+                for row in (chosen, rejected)
+            ]
+            total = total - torch.nn.functional.logsigmoid(batch.beta * (delta[0] - delta[1]))
+    return total / batch.num_groups
+
+
+def learned_log_z_loss(batch: ObjectiveBatch, log_z: Tensor) -> Tensor:
+    """arXiv 2405.18540: mean (log Z + log pi - log pi_ref - r / beta)^2 in nats, log Z a parameter of each prompt."""
+    squares = []
+    for row, group in enumerate(batch.group_index.tolist()):
+        mask = batch.completion_mask[row]
+        log_ratio = sequence_logprob(batch.policy_logprobs[row] - batch.reference_logprobs[row], mask)
+        squares.append((log_z[group] + log_ratio - batch.rewards[row] / batch.beta) ** 2)
+    return sum(squares[1:], start=squares[0]) / len(squares)
+
+
+def token_triples(batch: ObjectiveBatch, row: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """log pi_theta, log pi_ref and log behaviour of each completion token of one trajectory."""
+    return [
+        (batch.policy_logprobs[row, token], batch.reference_logprobs[row, token], batch.behavior_logprobs[row, token])
+        for token in range(batch.completion_mask.shape[1])
+        if batch.completion_mask[row, token]
+    ]
+
+
+def rewards_with_kl(batch: ObjectiveBatch, logprobs: Tensor) -> list[Tensor]:
+    """r - beta log(pi / pi_ref) of whole completions, constant."""
+    return [
+        batch.rewards[row].detach()
+        - batch.beta
+        * (
+            sequence_logprob(logprobs[row], batch.completion_mask[row])
+            - sequence_logprob(batch.reference_logprobs[row], batch.completion_mask[row])
+        ).detach()
+        for row in range(len(batch.rewards))
+    ]
+
+
+def advantages_of(batch: ObjectiveBatch, rewards: list[Tensor], *, baseline: str) -> list[Tensor]:
+    """Rewards minus `none`, the mean of the prompt's (`group`), or the mean of its `others` (0 if there are none)."""
+    results = []
+    for row, owner in enumerate(batch.group_index.tolist()):
+        group = rows_of(batch, owner)
+        others = [rewards[other] for other in group if other != row]
+        if baseline == "none":
+            results.append(rewards[row])
+        elif baseline == "group":
+            results.append(rewards[row] - sum(rewards[other] for other in group) / len(group))
+        else:
+            results.append(rewards[row] - sum(others) / len(others) if others else 0 * rewards[row])
+    return results
+
+
+def score_function_loss(
+    batch: ObjectiveBatch, advantages: list[Tensor], *, weights: list[list[float]] | None
+) -> Tensor:
+    """-mean_j A_j sum_t w_jt log pi_theta(y_jt): REINFORCE, and RLOO of arXiv 2402.14740."""
+    total = batch.policy_logprobs[:0].sum()
+    for row, advantage in enumerate(advantages):
+        for number, (policy, _, _) in enumerate(token_triples(batch, row)):
+            total = total - advantage * (1.0 if weights is None else weights[row][number]) * policy
+    return total / len(advantages)
+
+
+def surrogate(ratio: Tensor, advantage: Tensor, *, low: float, high: float) -> Tensor:
+    """min(ratio A, clip(ratio) A), arXiv 1707.06347 eq. 7, by cases."""
+    if advantage >= 0:
+        return advantage * (ratio if ratio < 1 + high else 1 + high)
+    return advantage * (ratio if ratio > 1 - low else 1 - low)
+
+
+def sequence_surrogate_loss(batch: ObjectiveBatch, advantages: list[Tensor], *, low: float, high: float) -> Tensor:
+    """Proximal RLOO: the ratio is that of whole completions, the mean over completions."""
+    total = batch.policy_logprobs[:0].sum()
+    for row, advantage in enumerate(advantages):
+        log_ratio = sequence_logprob(batch.policy_logprobs[row], batch.completion_mask[row]) - sequence_logprob(
+            batch.behavior_logprobs[row], batch.completion_mask[row]
+        )
+        total = total - surrogate(log_ratio.exp(), advantage, low=low, high=high)
+    return total / len(advantages)
+
+
+def token_surrogates(
+    batch: ObjectiveBatch, advantages: list[Tensor], *, low: float, high: float, has_kl: bool
+) -> list[list[Tensor]]:
+    """For each trajectory, for each token: clipped surrogate, minus beta k3 (arXiv 2402.03300 eq. 3 and 4)."""
+    results = []
+    for row, advantage in enumerate(advantages):
+        terms = []
+        for policy, reference, behavior in token_triples(batch, row):
+            k3 = (reference.exp() / policy.exp()) - (reference.exp() / policy.exp()).log() - 1
+            value = surrogate((policy - behavior).exp(), advantage, low=low, high=high)
+            terms.append(value - batch.beta * k3 if has_kl else value)
+        results.append(terms)
+    return results

@@ -23,6 +23,7 @@ from tests.support.objective_batches import random_batch
         ({"group_index": torch.tensor([0, 1, 2, 1])}, r"no other index may occur; got \[0, 1, 2\]"),
         ({"num_groups": 3}, r"every prompt in \[0, 3\) must own a row"),
         ({"num_trajectories_global": 3}, "counts the whole step, so it is >= 4"),
+        ({"num_groups_global": 1}, "num_groups_global counts the whole step, so it is >= 2"),
         ({"beta": 0.0}, "beta must be > 0, got 0.0"),
     ],
 )

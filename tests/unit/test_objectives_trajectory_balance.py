@@ -25,10 +25,13 @@ METRIC_NAMES = {
     "objective/advantage/std",
     "objective/equal_reward_groups/share",
     "objective/kl/mean",
+    "objective/kl_k3/mean",
     "objective/kl_per_token/mean",
     "objective/kl_k3_per_token/mean",
     "objective/entropy_estimate/mean",
     "objective/behavior_logprob_difference/mean_abs",
+    "objective/behavior_logprob_difference/p50",
+    "objective/behavior_logprob_difference/p95",
     "objective/behavior_ratio_outside/share",
     "objective/effective_sample_size/share",
 }
@@ -129,6 +132,10 @@ def test_metrics_of_a_hand_computed_batch() -> None:
     _, metrics = TrajectoryBalance()(batch)
     values = reduce_metrics([metrics])
     weights = [math.exp(0.0), math.exp(0.05), math.exp(-0.5)]
+    assert values.keys() == METRIC_NAMES
+    # Quantiles come from bins.
+    assert values.pop("objective/behavior_logprob_difference/p50") == pytest.approx(0.05, rel=0.03)
+    assert values.pop("objective/behavior_logprob_difference/p95") == pytest.approx(0.5, rel=0.03)
     # own log Z [0.5, 0 | 1]: residuals [-0.25, 0.25, 0].
     assert values == pytest.approx(
         {
@@ -141,6 +148,7 @@ def test_metrics_of_a_hand_computed_batch() -> None:
             "objective/advantage/std": math.sqrt(0.5 / 3),
             "objective/equal_reward_groups/share": 0.5,
             "objective/kl/mean": 0.5 / 3,
+            "objective/kl_k3/mean": (math.exp(-0.5) - 1 + 0.5) / 3,
             "objective/kl_per_token/mean": 0.5 / 3,
             "objective/kl_k3_per_token/mean": (math.exp(-0.5) - 1 + 0.5) / 3,
             "objective/entropy_estimate/mean": 4 / 3,
@@ -149,7 +157,6 @@ def test_metrics_of_a_hand_computed_batch() -> None:
             "objective/effective_sample_size/share": sum(weights) ** 2 / (3 * sum(w * w for w in weights)),
         }
     )
-    assert values.keys() == METRIC_NAMES
 
 
 def test_metrics_stay_finite_when_policy_and_behavior_are_thousands_of_nats_apart() -> None:
@@ -172,7 +179,7 @@ def test_metrics_hold_no_graph() -> None:
 
 
 def test_options_are_refused_with_the_place_where_beta_belongs() -> None:
-    with pytest.raises(ConfigError, match=r"has no options, got beta; remove them from `objective\.options`"):
+    with pytest.raises(ConfigError, match=r"objective\.options\.beta: .* did you mean 'objective\.beta'\?"):
         TrajectoryBalance(beta=0.1)
 
 
