@@ -1,4 +1,7 @@
-"""In what order prompts are drawn: an urn without replacement, and most recent first. A draw is O(1) in the prompts."""
+"""In what order prompts are drawn: an urn without replacement, and most recent first. A draw is O(1) in the prompts.
+
+Both orders can take draws back: between `begin` and `end` they write down how.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,18 @@ class PromptSet:
         self._position[item] = len(self.items)
         self.items.append(item)
 
-    def remove(self, item: int) -> None:
-        self.swap(self._position[item], len(self.items) - 1)
+    def remove(self, item: int) -> int:
+        """Take an item out; returns where it was."""
+        position = self._position[item]
+        self.swap(position, len(self.items) - 1)
         self.items.pop()
         del self._position[item]
+        return position
+
+    def put_back(self, item: int, position: int) -> None:
+        """Undo the removal of an item, if that was the last change."""
+        self.add(item)
+        self.swap(position, len(self.items) - 1)
 
     def swap(self, left: int, right: int) -> None:
         items = self.items
@@ -49,6 +60,8 @@ class Urn:
     def __init__(self, items: Iterable[int] = (), *, num_left: int = 0) -> None:
         self._prompts = PromptSet(items)
         self.num_left = num_left
+        self._num_left_before = num_left
+        self._swaps: list[tuple[int, int]] | None = None
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -76,8 +89,27 @@ class Urn:
         if self.num_left == 0:
             self.num_left = len(self._prompts)
         self.num_left -= 1
-        self._prompts.swap(int(rng.integers(self.num_left + 1)), self.num_left)
+        position = int(rng.integers(self.num_left + 1))
+        self._prompts.swap(position, self.num_left)
+        if self._swaps is not None:
+            self._swaps.append((position, self.num_left))
         return self._prompts.items[self.num_left]
+
+    def begin(self) -> None:
+        """Draws from here on can be undone; until `end`, prompts are neither added nor removed."""
+        self._num_left_before = self.num_left
+        self._swaps = []
+
+    def undo(self) -> None:
+        """Back to where it began."""
+        for left, right in reversed(self._swaps or ()):
+            self._prompts.swap(left, right)
+        self.num_left = self._num_left_before
+        self._swaps = None
+
+    def end(self) -> None:
+        """Draws are final."""
+        self._swaps = None
 
 
 RecencyKey = tuple[bool, int]
@@ -91,27 +123,55 @@ class RecencyOrder:
         self._keys: list[RecencyKey] = []
         self._prompts: dict[RecencyKey, PromptSet] = {}
         self._key_of: dict[int, RecencyKey] = {}
+        self._moves: list[tuple[int, RecencyKey, int]] | None = None
 
     def place(self, prompt_id: int, key: RecencyKey) -> None:
         """Put a prompt under `key`, wherever it was before."""
-        if self._key_of.get(prompt_id) == key:
+        old_key = self._key_of.get(prompt_id)
+        if old_key == key:
             return
-        self.discard(prompt_id)
-        if key not in self._prompts:
-            self._prompts[key] = PromptSet()
-            bisect.insort(self._keys, key)
-        self._prompts[key].add(prompt_id)
+        if old_key is not None:
+            position = self._take_out(prompt_id)
+            if self._moves is not None:
+                self._moves.append((prompt_id, old_key, position))
+        self._prompts_at(key).add(prompt_id)
         self._key_of[prompt_id] = key
 
     def discard(self, prompt_id: int) -> None:
-        key = self._key_of.pop(prompt_id, None)
-        if key is None:
-            return
+        if prompt_id in self._key_of:
+            self._take_out(prompt_id)
+
+    def begin(self) -> None:
+        """Moves from here on can be undone; until `end`, prompts are neither added nor discarded."""
+        self._moves = []
+
+    def undo(self) -> None:
+        """Back to where it began."""
+        for prompt_id, key, position in reversed(self._moves or ()):
+            self._take_out(prompt_id)
+            self._prompts_at(key).put_back(prompt_id, position)
+            self._key_of[prompt_id] = key
+        self._moves = None
+
+    def end(self) -> None:
+        """Moves are final."""
+        self._moves = None
+
+    def _prompts_at(self, key: RecencyKey) -> PromptSet:
+        if key not in self._prompts:
+            self._prompts[key] = PromptSet()
+            bisect.insort(self._keys, key)
+        return self._prompts[key]
+
+    def _take_out(self, prompt_id: int) -> int:
+        """Remove a prompt from where it is; returns at which position."""
+        key = self._key_of.pop(prompt_id)
         prompts = self._prompts[key]
-        prompts.remove(prompt_id)
+        position = prompts.remove(prompt_id)
         if not prompts:
             del self._prompts[key]
             self._keys.remove(key)
+        return position
 
     def draw(self, rng: np.random.Generator, *, excluded: set[int]) -> int:
         """One of the most recent prompts that are not excluded; at least one must not be."""

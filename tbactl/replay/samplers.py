@@ -1,61 +1,64 @@
 """Which groups of the replay buffer are trained on. Draws depend on the buffer's history and the given generator alone.
 
+    name            prompt                          K trajectories of the prompt
+    --------------  ------------------------------  -------------------------------------------------------------
+    recency         fresh ones, newest first        fresh ones uniformly, then the newest others
+    uniform         each in turn                    uniformly
+    reward-softmax  each in turn                    p proportional to exp(inverse_temperature * reward)
+    residual        each in turn                    p proportional to |VarGrad residual| ^ residual_exponent
+    mixture         for each prompt, `recency` with probability m, otherwise one of the other three
+
+A sampler is a value without state: what has a schedule is given to a new sampler for each policy version.
+
 Before this file on the way of a trajectory: `buffer.py`. After it: the trainer's collation.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tbactl.config.sections import ReplaySection
 from tbactl.replay.buffer import MIN_GROUP_SIZE, ReplayBuffer
-from tbactl.replay.entries import StoredPrompt
+from tbactl.replay.stored_prompt import StoredPrompt
+from tbactl.replay.weighting import Weighting
 from tbactl.types import TrajectoryGroup
 
-Prioritization = Literal["uniform", "reward-softmax"]
+Prioritization = Literal["uniform", "reward-softmax", "residual"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixtureSampler:
-    """Most recent data with probability m, else any data: the batch selection of TBA, section 4.2 of arXiv 2503.18929.
-
-    For each of the B prompts of a batch one coin falls.
-
-    **Recency** (probability `on_policy_fraction`). A prompt is *fresh* from an insertion until it is next drawn,
-    however many insertions, syncs and batches go by. Fresh prompts come first, among these the one with the newest
-    policy version, among equals a uniform choice. When all fresh prompts are used up, the others follow by newest
-    version in the same way. Of the prompt, K are drawn uniformly from its fresh trajectories; where these are fewer
-    than K, its newest others fill up to K.
-
-    **Whole buffer** (otherwise). A prompt is drawn uniformly without replacement from all, over batches too: each has
-    its turn once before any has it again. Of the prompt, K are drawn with p proportional to exp(inverse_temperature *
-    reward), successively and without replacement (Gumbel top-k, arXiv 1903.06059); or uniformly.
+class Sampler:
+    """What all samplers share: how a batch comes about. Base class of the registry group `tbactl.samplers`.
 
     A batch holds a prompt twice only when it wants more prompts than there are. Prompts with fewer than two distinct
     trajectories are never drawn. A prompt with n < K trajectories gives each once, and K - n more with replacement by
     the same probabilities, so that copies of the best one alone, whose residuals are all zero, cannot fill a group.
-
-    This differs from the reference code, where recency ends at the next sync, used or not, and where fewer than K items
-    are drawn with replacement altogether.
+    (The reference code draws all K with replacement then.)
 
     Example:
         sampler = MixtureSampler(on_policy_fraction=0.95, prioritization="uniform")
         groups = sampler.select(buffer, num_prompts=16, num_per_prompt=8, policy_version=3, rng=rng)
 
     Attributes:
-        on_policy_fraction: m, in [0, 1].
-        prioritization: How the whole buffer's trajectories are weighed within a prompt.
-        inverse_temperature: Of the reward softmax, >= 0; 0 is uniform, large takes the best.
         max_staleness: Trajectories more optimizer steps old than this are removed before a draw; None keeps all.
     """
 
-    on_policy_fraction: float
-    prioritization: Prioritization = "uniform"
-    inverse_temperature: float = 1.0
     max_staleness: int | None = None
+
+    @classmethod
+    @abstractmethod
+    def from_section(cls, section: ReplaySection) -> Self:
+        """The sampler of a run; settings with a schedule at their values of now."""
+
+    @abstractmethod
+    def draw_group(
+        self, buffer: ReplayBuffer, *, num_per_prompt: int, in_batch: set[int], rng: np.random.Generator
+    ) -> TrajectoryGroup:
+        """Draw one prompt that is not in the batch, of which there is at least one, and K of its trajectories."""
 
     def select(
         self,
@@ -80,15 +83,74 @@ class MixtureSampler:
         while len(groups) < num_prompts and buffer.num_eligible_prompts:
             if len(in_batch) == buffer.num_eligible_prompts:
                 in_batch.clear()
-            if rng.random() < self.on_policy_fraction:
-                prompt_id = buffer.recency.draw(rng, excluded=in_batch)
-                chosen = self._choose_recent(buffer.prompts[prompt_id], num_per_prompt, rng)
-            else:
-                prompt_id = self._draw_any(buffer, in_batch, rng)
-                chosen = self._choose_by_reward(buffer.prompts[prompt_id], num_per_prompt, rng)
-            in_batch.add(prompt_id)
-            groups.append(buffer.draw(prompt_id, chosen))
+            group = self.draw_group(buffer, num_per_prompt=num_per_prompt, in_batch=in_batch, rng=rng)
+            in_batch.add(group.prompt_id)
+            groups.append(group)
         return groups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureSampler(Sampler):
+    """Most recent data with probability m, else any data: the batch selection of TBA, section 4.2 of arXiv 2503.18929.
+
+    For each of the B prompts of a batch one coin falls.
+
+    **Recency** (probability `on_policy_fraction`). A prompt is *fresh* from an insertion until it is next drawn,
+    however many insertions, syncs and batches go by. Fresh prompts come first, among these the one with the newest
+    policy version, among equals a uniform choice. When all fresh prompts are used up, the others follow by newest
+    version in the same way. Of the prompt, K are drawn uniformly from its fresh trajectories; where these are fewer
+    than K, its newest others fill up to K. (In the reference code recency ends at the next sync, used or not.)
+
+    **Whole buffer** (otherwise). A prompt is drawn uniformly without replacement from all, over batches too: each has
+    its turn once before any has it again. Of the prompt, K are drawn successively and without replacement (Gumbel
+    top-k, arXiv 1903.06059), by `prioritization`:
+
+    * `uniform`: all with the same p;
+    * `reward-softmax`: p proportional to exp(inverse_temperature * reward);
+    * `residual`: p proportional to |residual| ^ residual_exponent, with the VarGrad residual (eq. 3) of the last step
+      that trained on the trajectory, as prioritised replay does with the temporal difference error (arXiv 1511.05952).
+      One that was never trained on counts as the largest residual of its prompt: nothing is known of it, so the most
+      may be learned from it, and anything less could leave it undrawn, and thus unknown, for ever. Where all residuals
+      are zero, or none is known, all have the same p.
+
+    Attributes:
+        on_policy_fraction: m, in [0, 1].
+        prioritization: How the whole buffer's trajectories are weighed within a prompt.
+        inverse_temperature: Of the reward softmax, >= 0; 0 is uniform, large takes the best.
+        residual_exponent: Of the draw by residual, >= 0; 0 is uniform.
+    """
+
+    on_policy_fraction: float
+    prioritization: Prioritization = "uniform"
+    inverse_temperature: float = 1.0
+    residual_exponent: float = 1.0
+
+    @classmethod
+    def from_section(cls, section: ReplaySection) -> Self:
+        """The mixture that a run is configured for."""
+        return cls._of(section, on_policy_fraction=section.on_policy_fraction, prioritization=section.prioritization)
+
+    @classmethod
+    def _of(cls, section: ReplaySection, *, on_policy_fraction: float, prioritization: Prioritization) -> Self:
+        return cls(
+            on_policy_fraction=on_policy_fraction,
+            prioritization=prioritization,
+            inverse_temperature=section.inverse_temperature,
+            residual_exponent=section.residual_exponent,
+            max_staleness=section.max_staleness,
+        )
+
+    def draw_group(
+        self, buffer: ReplayBuffer, *, num_per_prompt: int, in_batch: set[int], rng: np.random.Generator
+    ) -> TrajectoryGroup:
+        """Throw the coin, then draw."""
+        if rng.random() < self.on_policy_fraction:
+            prompt_id = buffer.recency.draw(rng, excluded=in_batch)
+            chosen = buffer.prompts[prompt_id].choose_recent(num_per_prompt, rng)
+        else:
+            prompt_id = self._draw_any(buffer, in_batch, rng)
+            chosen = self._choose_any(buffer.prompts[prompt_id], num_per_prompt, rng)
+        return buffer.draw(prompt_id, chosen)
 
     @staticmethod
     def _draw_any(buffer: ReplayBuffer, in_batch: set[int], rng: np.random.Generator) -> int:
@@ -97,45 +159,45 @@ class MixtureSampler:
             pass
         return prompt_id
 
-    @staticmethod
-    def _choose_recent(prompt: StoredPrompt, num_chosen: int, rng: np.random.Generator) -> list[int]:
-        newest_first = range(len(prompt.trajectories) - 1, -1, -1)
-        # sorted() is stable: fresh ones first, each part newest first.
-        by_recency = sorted(newest_first, key=lambda index: not prompt.is_fresh(prompt.trajectories[index]))
-        candidates = by_recency[: max(num_chosen, prompt.num_fresh)]
-        chosen = choose_weighted(np.zeros(len(candidates)), num_chosen=num_chosen, rng=rng)
-        return [candidates[index] for index in chosen]
-
-    def _choose_by_reward(self, prompt: StoredPrompt, num_chosen: int, rng: np.random.Generator) -> list[int]:
-        if self.prioritization == "uniform" or self.inverse_temperature == 0:
-            log_weights = np.zeros(len(prompt.trajectories))
-        else:
-            rewards = np.array([stored.reward for stored in prompt.trajectories])
-            # Relative to the best: overflows can only be towards -inf, that is, weight zero.
-            with np.errstate(over="ignore"):
-                log_weights = self.inverse_temperature * (rewards - rewards.max())
-        return choose_weighted(log_weights, num_chosen=num_chosen, rng=rng)
+    def _choose_any(self, prompt: StoredPrompt, num_chosen: int, rng: np.random.Generator) -> list[int]:
+        if self.prioritization == "reward-softmax":
+            return prompt.choose_weighted(Weighting(kind="reward", scale=self.inverse_temperature), num_chosen, rng)
+        if self.prioritization == "residual":
+            return prompt.choose_weighted(Weighting(kind="residual", scale=self.residual_exponent), num_chosen, rng)
+        return prompt.choose_uniform(num_chosen, rng)
 
 
-def choose_weighted(log_weights: NDArray[np.float64], *, num_chosen: int, rng: np.random.Generator) -> list[int]:
-    """Indexes drawn successively with p proportional to exp(log_weights), without replacement.
+class RecencySampler(MixtureSampler):
+    """The most recent data alone: the mixture with m = 1."""
 
-    With fewer items than `num_chosen`, each comes once and the rest is drawn with replacement.
+    @classmethod
+    def from_section(cls, section: ReplaySection) -> Self:
+        """Whatever m is configured."""
+        return cls._of(section, on_policy_fraction=1.0, prioritization="uniform")
 
-    Args:
-        log_weights: Shape (items,), natural logarithms, at most 0, at least one of them 0. -inf: only after all others.
-        num_chosen: How many indexes.
-        rng: Where the randomness comes from.
 
-    Returns:
-        `num_chosen` indexes into `log_weights`.
-    """
-    num_items = len(log_weights)
-    if num_items < num_chosen:
-        weights = np.exp(log_weights)
-        extra = rng.choice(num_items, size=num_chosen - num_items, p=weights / weights.sum())
-        return [*range(num_items), *extra.tolist()]
-    # Gumbel top-k. Where a huge weight swallows the noise, the noise alone still decides between equals.
-    noise = rng.gumbel(size=num_items)
-    order = np.lexsort((noise, log_weights + noise))
-    return order[::-1][:num_chosen].tolist()
+class UniformSampler(MixtureSampler):
+    """The whole buffer alone, each trajectory of a prompt alike: the mixture with m = 0."""
+
+    @classmethod
+    def from_section(cls, section: ReplaySection) -> Self:
+        """Whatever m and prioritization are configured."""
+        return cls._of(section, on_policy_fraction=0.0, prioritization="uniform")
+
+
+class RewardSoftmaxSampler(MixtureSampler):
+    """The whole buffer alone, by reward: the mixture with m = 0."""
+
+    @classmethod
+    def from_section(cls, section: ReplaySection) -> Self:
+        """Whatever m and prioritization are configured."""
+        return cls._of(section, on_policy_fraction=0.0, prioritization="reward-softmax")
+
+
+class ResidualSampler(MixtureSampler):
+    """The whole buffer alone, by VarGrad residual: the mixture with m = 0."""
+
+    @classmethod
+    def from_section(cls, section: ReplaySection) -> Self:
+        """Whatever m and prioritization are configured."""
+        return cls._of(section, on_policy_fraction=0.0, prioritization="residual")

@@ -2,7 +2,8 @@
 
     mode     consumes                        waits for                          unblocked by
     -------  ------------------------------  ---------------------------------  ---------------------------------------
-    async    the replay buffer               the first initial_trajectories     searchers, at any time
+    async    the replay buffer               the first initial_trajectories;    searchers, at any time
+                                             max_samples_per_insert to allow it
     sync     exactly the B groups of a turn  the turn's groups, each turn       searchers, once it granted B more groups
 
 Before this file on the way of a trajectory: the replay buffer. After it: the learner.
@@ -11,19 +12,23 @@ Before this file on the way of a trajectory: the replay buffer. After it: the le
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from tbactl import registry
 from tbactl.checkpoints.trainer_state import TrainerState
-from tbactl.config.sections import RunConfig
+from tbactl.config.derived import batch_trajectories
+from tbactl.config.sections import ReplaySection, RunConfig
 from tbactl.ipc.control_page import ControlPage
+from tbactl.objectives.schedules import inverse_temperature_at, on_policy_fraction_at
 from tbactl.replay.buffer import MIN_GROUP_SIZE, ReplayBuffer
-from tbactl.replay.samplers import MixtureSampler
+from tbactl.replay.samplers import Sampler
 from tbactl.replay.snapshot import rng_state_from_json, rng_state_to_json
 from tbactl.trainer.intake import Intake
+from tbactl.trainer.pacing import Pacing
 from tbactl.trainer.timing import Stopwatch
 from tbactl.trainer.waiting import Waiter
 from tbactl.types import TrajectoryGroup
@@ -38,8 +43,12 @@ class BatchSource(Protocol):
         """The groups of the next optimizer step; empty when the run is ending."""
         ...
 
-    def commit(self) -> None:
-        """The step on the last batch is done: let the state to be saved include it."""
+    def commit(self, residuals: Mapping[int, float]) -> None:
+        """The step on the last batch is done: let the state to be saved include it.
+
+        Args:
+            residuals: of the batch's trajectories, by uid; priorities of later draws.
+        """
         ...
 
     def settle(self) -> None:
@@ -48,7 +57,13 @@ class BatchSource(Protocol):
 
 
 class ReplayBatches:
-    """Mode async: whatever the sampler draws. The buffer may be used again and again while searchers are slow."""
+    """Mode async: whatever the sampler draws. The buffer is used again and again while searchers are slow.
+
+    What has arrived is taken in before each step or, with `replay.intake` = at-sync, before those that follow a sync,
+    unless `replay.min_samples_per_insert` leaves it in the rings. Whatever these say, data is taken in while no batch
+    can be drawn: the buffer fills for the first time, holds nothing to draw, or has been used as often as
+    `replay.max_samples_per_insert` allows. At a sync, at-sync waits for what all steps until the next will need.
+    """
 
     def __init__(
         self,
@@ -66,30 +81,28 @@ class ReplayBatches:
         self._state = state
         self._waiter = waiter
         self._when_filling = when_filling
+        self._pacing = Pacing.of(run.replay, state=state)
+        self._batch_trajectories = batch_trajectories(run)
         self._rng = rng_state_from_json(state.sampler_rng)
         self._drawn_rng: dict[str, Any] = state.sampler_rng
-        self._sampler = MixtureSampler(
-            on_policy_fraction=run.replay.on_policy_fraction,
-            prioritization=run.replay.prioritization,
-            inverse_temperature=run.replay.inverse_temperature,
-            max_staleness=run.replay.max_staleness,
-        )
+        self._sampler: type[Sampler] = registry.load("tbactl.samplers", run.replay.sampler)
 
     def next(self, *, watch: Stopwatch) -> list[TrajectoryGroup]:
-        """Take in what has arrived, wait until the buffer is filled for the first time, draw."""
+        """Take in what has arrived, wait while no batch may be drawn, draw."""
         with watch.measure("intake"):
-            self._intake.drain()
+            self._take_in()
         groups: list[TrajectoryGroup] = []
         while not groups:
             with watch.measure("wait"):
-                if not self._waiter.until(self._can_draw, what="trajectories to fill the replay buffer"):
+                if not self._waiter.until(self._can_draw, what=self._awaited):
                     return []
             with watch.measure("sample"):
                 groups = self._draw()
         return groups
 
-    def commit(self) -> None:
+    def commit(self, residuals: Mapping[int, float]) -> None:
         """The draws are final, and the generator's state after them is the one to go on with."""
+        self._buffer.note_residuals(residuals)
         self._buffer.commit_batch()
         self._state.sampler_rng = self._drawn_rng
 
@@ -98,17 +111,50 @@ class ReplayBatches:
         self._buffer.undo_batch()
         self._intake.drain()
 
+    def _take_in(self) -> None:
+        self._intake.drain(is_wanted=lambda: self._lacks_data or (self._is_intake_step and self._pacing.has_caught_up))
+
     def _can_draw(self) -> bool:
-        if self._buffer.counters.num_insertions < self._run.replay.initial_trajectories:
-            self._intake.drain()
+        if not self._lacks_data:
+            return True
+        self._take_in()
+        if self._is_filling:
             self._when_filling()
-            return False
+        return not self._lacks_data
+
+    @property
+    def _lacks_data(self) -> bool:
+        """Whether no batch may be drawn from what the buffer holds."""
+        return self._is_filling or not self._buffer.num_eligible_prompts or not self._pacing.allows(self._num_needed)
+
+    @property
+    def _is_filling(self) -> bool:
+        return self._buffer.counters.num_insertions < self._run.replay.initial_trajectories
+
+    @property
+    def _is_intake_step(self) -> bool:
+        return self._run.replay.intake == "continuous" or self._state.policy_version % self._run.sync.period == 0
+
+    @property
+    def _num_needed(self) -> int:
+        """Trajectories that will be trained on before the next intake."""
+        num_steps = 1
+        if self._run.replay.intake == "at-sync":
+            version, period = self._state.policy_version, self._run.sync.period
+            num_steps = min(period - version % period, self._run.trainer.max_steps - version)
+        return num_steps * self._batch_trajectories
+
+    @property
+    def _awaited(self) -> str:
+        if self._is_filling:
+            return "trajectories to fill the replay buffer"
         if not self._buffer.num_eligible_prompts:
-            self._intake.drain()
-        return self._buffer.num_eligible_prompts > 0
+            return "trajectories of one prompt, two at least"
+        return f"new trajectories (replay.max_samples_per_insert = {self._run.replay.max_samples_per_insert})"
 
     def _draw(self) -> list[TrajectoryGroup]:
-        groups = self._sampler.select(
+        sampler = self._sampler.from_section(replay_at(self._run.replay, step=self._state.policy_version))
+        groups = sampler.select(
             self._buffer,
             num_prompts=self._run.trainer.prompts_per_step,
             num_per_prompt=self._run.trainer.completions_per_prompt,
@@ -117,6 +163,16 @@ class ReplayBatches:
         )
         self._drawn_rng = rng_state_to_json(self._rng)
         return groups
+
+
+def replay_at(replay: ReplaySection, *, step: int) -> ReplaySection:
+    """The settings of draws as their schedules have them at an optimizer step."""
+    return replay.model_copy(
+        update={
+            "on_policy_fraction": on_policy_fraction_at(replay, step=step),
+            "inverse_temperature": inverse_temperature_at(replay, step=step),
+        }
+    )
 
 
 class TurnBatches:
@@ -153,7 +209,7 @@ class TurnBatches:
                 groups = [self._trained(group) for group in self._in_order() if self._is_trainable(group)]
         return groups
 
-    def commit(self) -> None:
+    def commit(self, residuals: Mapping[int, float]) -> None:
         """The turn's groups enter the buffer, and the state."""
         for group in self._in_order():
             self._intake.admit(group)

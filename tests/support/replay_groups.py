@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -40,6 +41,25 @@ def make_group(
     )
 
 
+def make_text_group(
+    prompt_id: int, members: Sequence[tuple[tuple[int, ...], str, float]], *, version: int = 0
+) -> TrajectoryGroup:
+    """A group of completions given as (token ids, text, reward)."""
+    group = make_group(
+        prompt_id, range(len(members)), version=version, rewards=[reward for _, _, reward in members] or None
+    )
+    trajectories = tuple(
+        dataclasses.replace(
+            trajectory,
+            completion=dataclasses.replace(
+                trajectory.completion, token_ids=token_ids, logprobs=(-1.0,) * len(token_ids), text=text
+            ),
+        )
+        for trajectory, (token_ids, text, _) in zip(group.trajectories, members, strict=True)
+    )
+    return dataclasses.replace(group, trajectories=trajectories)
+
+
 def tokens_of(group: TrajectoryGroup) -> list[int]:
     """Which completions a drawn group holds."""
     return [trajectory.completion.token_ids[0] for trajectory in group.trajectories]
@@ -47,4 +67,10 @@ def tokens_of(group: TrajectoryGroup) -> list[int]:
 
 def held_tokens(buffer: ReplayBuffer, prompt_id: int) -> list[int]:
     """Which completions a prompt holds, oldest first."""
-    return [stored.to_trajectory().completion.token_ids[0] for stored in buffer.prompts[prompt_id].trajectories]
+    return [stored.token_ids[0] for stored in buffer.prompts[prompt_id].trajectories]
+
+
+def slots_at(buffer: ReplayBuffer, prompt_id: int, ranks: Sequence[int]) -> list[int]:
+    """Where trajectories of a prompt are stored, by rank: 0 is the oldest."""
+    slots = list(buffer.prompts[prompt_id].ages)
+    return [slots[rank] for rank in ranks]

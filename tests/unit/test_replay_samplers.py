@@ -5,9 +5,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from tbactl import registry
+from tbactl.config.sections import ReplaySection
 from tbactl.replay.buffer import ReplayBuffer
-from tbactl.replay.samplers import MixtureSampler, choose_weighted
+from tbactl.replay.samplers import MixtureSampler
 from tbactl.replay.snapshot import save_buffer
+from tbactl.replay.weighting import choose_weighted
+from tbactl.trainer.batches import replay_at
 from tbactl.types import TrajectoryGroup
 from tests.support.replay_groups import make_group, tokens_of
 
@@ -100,17 +104,15 @@ def test_recency_takes_only_fresh_trajectories_when_there_are_enough():
     buffer.insert(make_group(1, range(10), version=0))
     draw(RECENT, buffer)
     buffer.insert(make_group(1, range(10, 16), version=1))
-    seen = Counter(itertools.chain.from_iterable(tokens_of(g) for g in repeated_fresh_draws(buffer, 1, k=4)))
+    seen = Counter(itertools.chain.from_iterable(tokens_of(g) for g in repeated_fresh_draws(buffer, k=4)))
     assert set(seen) == set(range(10, 16))
 
 
-def repeated_fresh_draws(buffer: ReplayBuffer, prompt_id: int, *, k: int) -> list[TrajectoryGroup]:
-    prompt = buffer.prompts[prompt_id]
-    state = prompt.last_draw, prompt.num_fresh
+def repeated_fresh_draws(buffer: ReplayBuffer, *, k: int) -> list[TrajectoryGroup]:
     groups = []
     for seed in range(60):
-        prompt.last_draw, prompt.num_fresh = state
         groups += draw(RECENT, buffer, k=k, seed=seed)
+        buffer.undo_batch()
     return groups
 
 
@@ -254,7 +256,7 @@ def test_ties_below_the_best_are_split_evenly_where_the_weights_swallow_the_nois
     log_weights = np.array([-1e18, -1e18, 0.0, -1e18, -1e18])
     counts = Counter()
     for _ in range(2000):
-        first, *others = choose_weighted(log_weights, num_chosen=3, rng=rng)
+        first, *others = choose_weighted(log_weights, scale=1.0, num_chosen=3, rng=rng)
         assert first == 2
         counts[tuple(sorted(others))] += 1
     expected = dict.fromkeys(itertools.combinations([0, 1, 3, 4], 2), 1 / 6)
@@ -276,7 +278,13 @@ def test_extreme_and_equal_rewards_are_drawn_without_warning(rewards: list[float
 
 
 @pytest.mark.parametrize(
-    "sampler", [RECENT, ANY, MixtureSampler(on_policy_fraction=0.0, prioritization="reward-softmax")]
+    "sampler",
+    [
+        RECENT,
+        ANY,
+        MixtureSampler(on_policy_fraction=0.0, prioritization="reward-softmax"),
+        MixtureSampler(on_policy_fraction=0.0, prioritization="residual"),
+    ],
 )
 def test_fewer_than_k_gives_each_once_and_copies_for_the_rest(sampler: MixtureSampler):
     buffer = make_buffer()
@@ -291,7 +299,7 @@ def test_copies_for_the_rest_follow_the_weights():
     log_weights = np.log([0.1, 0.2, 0.3, 0.4])
     counts = Counter()
     for _ in range(1000):
-        chosen = choose_weighted(log_weights, num_chosen=6, rng=rng)
+        chosen = choose_weighted(log_weights, scale=1.0, num_chosen=6, rng=rng)
         assert chosen[:4] == [0, 1, 2, 3]
         counts.update(chosen[4:])
     assert chi_square(counts, {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4}) < CRITICAL_CHI_SQUARE[3]
@@ -412,6 +420,70 @@ def test_committed_batch_stays_drawn():
 def test_uses_are_counted_once_for_each_place_in_a_batch():
     buffer = make_buffer(num_prompts=4)
     draw(RECENT, buffer, 4, k=3)
-    uses = [stored.num_draws for prompt in buffer.prompts.values() for stored in prompt.trajectories]
+    uses = [stored.num_draws for stored in buffer.trajectories()]
     assert sum(uses) == 12
     assert buffer.samples_per_insert == 12 / 16
+
+
+# --- samplers by name ------------------------------------------------------------------------------------------------
+
+SECTION = ReplaySection(
+    on_policy_fraction=0.3,
+    prioritization="residual",
+    inverse_temperature=2.0,
+    residual_exponent=0.5,
+    max_staleness=7,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "m", "prioritization"),
+    [
+        ("mixture", 0.3, "residual"),
+        ("recency", 1.0, "uniform"),
+        ("uniform", 0.0, "uniform"),
+        ("reward-softmax", 0.0, "reward-softmax"),
+        ("residual", 0.0, "residual"),
+    ],
+)
+def test_samplers_are_made_of_the_replay_section(name: str, m: float, prioritization: str):
+    sampler = registry.load("tbactl.samplers", name).from_section(SECTION)
+    assert (sampler.on_policy_fraction, sampler.prioritization) == (m, prioritization)
+    assert (sampler.inverse_temperature, sampler.residual_exponent, sampler.max_staleness) == (2.0, 0.5, 7)
+
+
+def test_names_of_samplers_are_those_that_are_registered():
+    assert sorted(registry.available("tbactl.samplers")) == [
+        "mixture",
+        "recency",
+        "residual",
+        "reward-softmax",
+        "uniform",
+    ]
+
+
+def test_residuals_steer_later_draws_and_untrained_ones_come_with_the_largest():
+    buffer = make_buffer()
+    buffer.insert(make_group(1, range(8)))
+    sampler = MixtureSampler(on_policy_fraction=0.0, prioritization="residual", residual_exponent=1000.0)
+    [first] = draw(sampler, buffer, k=4)
+    buffer.note_residuals({trajectory.uid: 0.5 for trajectory in first.trajectories[:2]})
+    buffer.note_residuals({trajectory.uid: 0.1 for trajectory in first.trajectories[2:]})
+    [second] = draw(sampler, buffer, k=6)
+    assert set(tokens_of(second)) == set(range(8)) - set(tokens_of(first)[2:])
+
+
+def test_m_and_inverse_temperature_follow_their_schedules():
+    section = ReplaySection(
+        sampler="mixture",
+        prioritization="reward-softmax",
+        on_policy_fraction=1.0,
+        on_policy_fraction_final=0.5,
+        on_policy_fraction_steps=10,
+        inverse_temperature=0.0,
+        inverse_temperature_final=4.0,
+        inverse_temperature_steps=4,
+    )
+    at = {step: MixtureSampler.from_section(replay_at(section, step=step)) for step in (0, 2, 10, 99)}
+    assert {step: sampler.on_policy_fraction for step, sampler in at.items()} == {0: 1.0, 2: 0.9, 10: 0.5, 99: 0.5}
+    assert {step: sampler.inverse_temperature for step, sampler in at.items()} == {0: 0.0, 2: 2.0, 10: 4.0, 99: 4.0}

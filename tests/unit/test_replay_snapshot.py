@@ -7,7 +7,7 @@ import pytest
 
 from tbactl.errors import CheckpointError
 from tbactl.replay.buffer import ReplayBuffer
-from tbactl.replay.entries import StoredTrajectory
+from tbactl.replay.columns import NUMBERS
 from tbactl.replay.samplers import MixtureSampler
 from tbactl.replay.snapshot import (
     DATA_NAME,
@@ -45,6 +45,50 @@ def test_all_fields_survive(tmp_path: Path):
         assert restored.prompts[prompt_id].last_draw == prompt.last_draw
     assert restored.counters == buffer.counters
     assert restored.samples_per_insert == buffer.samples_per_insert > 0
+
+
+def test_prompt_of_several_records_survives_with_its_blocks(tmp_path: Path):
+    buffer = ReplayBuffer(capacity=10_000, capacity_per_prompt=10_000)
+    buffer.insert(make_group(1, range(3), version=1))
+    for start in range(0, 2500, 20):
+        buffer.insert(make_group(2, range(start, start + 20), version=start % 3))
+    buffer.insert(make_group(3, range(3), version=1))
+    save_buffer(buffer, tmp_path)
+    restored = load(tmp_path, capacity=10_000, capacity_per_prompt=10_000)
+    assert list(restored.prompts) == [1, 2, 3]
+    assert list(restored.trajectories()) == list(buffer.trajectories())
+    sizes = [[len(block) for block in b.prompts[2].ages.blocks] for b in (buffer, restored)]
+    assert sizes[0] == sizes[1]
+    sampler = MixtureSampler(on_policy_fraction=0.3, prioritization="reward-softmax")
+    drawn = [
+        sampler.select(b, num_prompts=3, num_per_prompt=40, policy_version=3, rng=np.random.default_rng(1))
+        for b in (buffer, restored)
+    ]
+    assert drawn[0] == drawn[1]
+
+
+def test_residuals_survive(tmp_path: Path):
+    buffer = ReplayBuffer(capacity=100, capacity_per_prompt=10)
+    buffer.insert(make_group(1, range(3)))
+    [group] = MixtureSampler(on_policy_fraction=0.0).select(
+        buffer, num_prompts=1, num_per_prompt=2, policy_version=0, rng=np.random.default_rng(0)
+    )
+    buffer.note_residuals({group.trajectories[0].uid: 0.0, group.trajectories[1].uid: -1.5})
+    save_buffer(buffer, tmp_path)
+    restored = load(tmp_path)
+    residuals = [stored.residual for stored in restored.trajectories()]
+    assert residuals == [stored.residual for stored in buffer.trajectories()]
+    assert set(residuals) == {None, 0.0, -1.5}
+
+
+def test_buffer_that_evicts_by_reward_goes_on_so(tmp_path: Path):
+    buffer = ReplayBuffer(capacity=4, capacity_per_prompt=3, eviction="lowest-reward")
+    buffer.insert(make_group(1, [0, 1], rewards=[0.3, 0.1]))
+    buffer.insert(make_group(2, [0, 1], rewards=[0.2, 0.4]))
+    save_buffer(buffer, tmp_path)
+    restored = load_buffer(tmp_path, capacity=4, capacity_per_prompt=3, eviction="lowest-reward")
+    restored.insert(make_group(3, [0, 1], rewards=[0.5, 0.6]))
+    assert sorted(restored.rewards) == [0.3, 0.4, 0.5, 0.6]
 
 
 def test_empty_buffer_survives(tmp_path: Path):
@@ -113,21 +157,11 @@ def test_other_layout_is_a_checkpoint_error_that_says_so(tmp_path: Path):
         load(tmp_path)
 
 
-def test_fields_in_snapshots_are_those_of_the_layout_version():
-    """When this fails, StoredTrajectory changed: raise snapshot.LAYOUT_VERSION, then pin the new fields here."""
-    assert LAYOUT_VERSION == 1
-    assert StoredTrajectory.__struct_fields__ == (
-        "uid",
-        "prompt_id",
-        "token_ids",
-        "logprobs",
-        "text",
-        "finish_reason",
-        "first_version",
-        "last_version",
-        "reward",
-        "insert_number",
-        "num_draws",
+def test_columns_in_snapshots_are_those_of_the_layout_version():
+    """When this fails, what is written changed: raise snapshot.LAYOUT_VERSION, then pin the new columns here."""
+    assert LAYOUT_VERSION == 2
+    assert "".join(f"{name}:{code} " for name, code in NUMBERS.items()) == (
+        "reward:d residual:d insert_number:q first_version:i num_draws:i "
     )
 
 

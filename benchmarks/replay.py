@@ -1,0 +1,139 @@
+"""The replay buffer at scale, beside torchrl's prioritised buffer in the same run.
+
+    python -m benchmarks.replay                       10,000 to 1,000,000 trajectories: table and JSON
+    python -m benchmarks.replay --sizes 10000         less
+    python -m benchmarks.replay --no-peer             without torchrl
+
+Trajectories have 100 tokens. tbactl's buffer is filled with 100, or with 8, of each prompt, and with all under one
+prompt; a draw takes 8 prompts x 20, or 160 of the one. Every buffer is full: each insertion evicts. Times are CPU time
+of the one thread at work, medians; memory is what the process has in RAM for it, and its share over the raw data.
+
+torchrl's binary extension needs another torch than tbactl. So the first run makes an environment for it,
+`.venv-torchrl`, of benchmarks/requirements-torchrl.txt (some 3 GB).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+PEER = ROOT / ".venv-torchrl"
+REQUIREMENTS = ROOT / "benchmarks" / "requirements-torchrl.txt"
+SIZES = (10_000, 100_000, 1_000_000)
+SHAPES = {"100 a prompt": 100, "8 a prompt": 8, "one prompt": None}
+
+# A pipe has no width of its own; 80 columns would cut the names.
+console = Console(width=None if sys.stdout.isatty() else 120)
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="trajectories in the buffer")
+    parser.add_argument("--calls", type=int, default=200, help="calls timed for each number")
+    parser.add_argument("--no-peer", action="store_true", help="leave torchrl out")
+    parser.add_argument("--results", type=Path, default=Path("runs/replay.json"), help="file to write")
+    arguments = parser.parse_args()
+    results: dict[str, Any] = {"machine": machine(), "tbactl": [], "torchrl": []}
+    peer = None if arguments.no_peer else peer_python()
+    for size in arguments.sizes:
+        for name, per_prompt in SHAPES.items():
+            console.print(f"tbactl, {size:,} trajectories, {name} ...")
+            num_prompts = 1 if per_prompt is None else size // per_prompt
+            numbers = run(sys.executable, "benchmarks.replay_tbactl", size, num_prompts, arguments.calls)
+            results["tbactl"].append({"shape": name} | numbers)
+        if peer is not None:
+            console.print(f"torchrl, {size:,} trajectories ...")
+            results["torchrl"].append(run(str(peer), "benchmarks.replay_torchrl", size, arguments.calls))
+    arguments.results.parent.mkdir(parents=True, exist_ok=True)
+    arguments.results.write_text(json.dumps(results, indent=2) + "\n")
+    console.print(times_table(results), memory_table(results))
+    console.print(f"written: {arguments.results}")
+
+
+def machine() -> dict[str, Any]:
+    """Where it was measured."""
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "num_cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def peer_python() -> Path:
+    """The interpreter of torchrl's environment, made when it is missing."""
+    python = PEER / "bin" / "python"
+    complete = PEER / "complete"
+    if not complete.exists():
+        console.print(f"making {PEER.name} of {REQUIREMENTS.name}: some 3 GB, once")
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(PEER)], check=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", str(REQUIREMENTS)]
+        subprocess.run(pip, check=True)
+        complete.touch()
+    return python
+
+
+def run(python: str, module: str, *arguments: int) -> dict[str, Any]:
+    """One measurement in a process of its own."""
+    command = [python, "-W", "ignore", "-m", module, *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def times_table(results: dict[str, Any]) -> Table:
+    """Milliseconds."""
+    table = Table(title="milliseconds: draw = choose + unpack, of 160; insertion of a group of 8 / 20")
+    for column in ("trajectories", "buffer", "insert 8", "insert 20", "sampler", "draw", "choose", "unpack"):
+        table.add_column(column, justify="left" if column in ("buffer", "sampler") else "right")
+    for numbers in results["tbactl"]:
+        add_rows(table, f"tbactl, {numbers['shape']}", numbers, parts=("draw", "choose", "unpack"))
+    for numbers in results["torchrl"]:
+        add_rows(table, "torchrl", numbers, parts=("draw",))
+    return table
+
+
+def add_rows(table: Table, name: str, numbers: dict[str, Any], *, parts: Sequence[str]) -> None:
+    """A row for each sampler; what all share in the first."""
+    first = [f"{numbers['num_trajectories']:,}", name, *(f"{numbers['insert_ms'][n]['p50']:.2f}" for n in ("8", "20"))]
+    for sampler, times in numbers["draw_ms"].items():
+        table.add_row(*first, sampler, *(f"{times[part]['p50']:.2f}" for part in parts))
+        first = ["", "", "", ""]
+    table.add_section()
+
+
+def memory_table(results: dict[str, Any]) -> Table:
+    """Bytes and seconds."""
+    table = Table(title="memory and snapshots")
+    for column in ("trajectories", "buffer", "raw MB", "in RAM MB", "factor", "save s", "load s", "snapshot MB"):
+        table.add_column(column, justify="left" if column == "buffer" else "right")
+    rows = [(f"tbactl, {n['shape']}", n) for n in results["tbactl"]] + [("torchrl", n) for n in results["torchrl"]]
+    for name, numbers in rows:
+        memory, snapshot = numbers["memory"], numbers["snapshot_s"]
+        table.add_row(
+            f"{numbers['num_trajectories']:,}",
+            name,
+            f"{memory['raw_bytes'] / 1e6:.0f}",
+            f"{memory['resident_bytes'] / 1e6:.0f}",
+            f"{memory['factor']:.2f}",
+            f"{snapshot['save']:.1f}",
+            f"{snapshot['load']:.1f}",
+            f"{snapshot['bytes'] / 1e6:.0f}",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""A sentence encoder: texts to unit vectors whose cosine says how alike they are. For the replay buffer."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from tbactl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_BATCH_TEXTS = 64
+
+
+class SentenceEncoder:
+    """An encoder of Hugging Face form, as sentence-transformers uses them: the mean of the last hidden states.
+
+    It is loaded at the first call, in float32, and draws nothing from torch's generators, so that training goes on as
+    if it were not there. A text's vector depends on what it is encoded together with by rounding only.
+
+    Args:
+        source: Hub name or local directory.
+        device: Where it computes.
+    """
+
+    def __init__(self, source: str, *, device: str = "cpu") -> None:
+        self._source = source
+        self._device = torch.device(device)
+        self._loaded: tuple[PreTrainedModel, PreTrainedTokenizerBase] | None = None
+
+    @torch.inference_mode()
+    def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Encode texts; what is too long for the model is cut.
+
+        Returns:
+            Shape (texts, dimensions), float32, rows of length 1 (0 where the tokenizer finds no token in a text).
+
+        Raises:
+            ConfigError: There is no such encoder.
+        """
+        model, tokenizer = self._loaded = self._loaded or self._load()
+        vectors = np.zeros((len(texts), model.config.hidden_size), dtype=np.float32)
+        # Texts of similar length together: less padding.
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+        for start in range(0, len(order), _BATCH_TEXTS):
+            indexes = order[start : start + _BATCH_TEXTS]
+            batch = tokenizer(
+                [texts[index] for index in indexes],
+                padding=True,
+                truncation=True,
+                max_length=_longest(model, tokenizer),
+                return_tensors="pt",
+            ).to(self._device)
+            if batch["input_ids"].numel():
+                hidden = model(**batch).last_hidden_state
+                vectors[indexes] = _mean_pooled(hidden, batch["attention_mask"]).cpu().numpy()
+        return vectors
+
+    def _load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        try:
+            with torch.random.fork_rng():
+                source = os.path.expanduser(self._source)
+                model = AutoModel.from_pretrained(source, dtype=torch.float32)
+                tokenizer = AutoTokenizer.from_pretrained(source)
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(f"replay.embedder = '{self._source}': cannot be loaded: {error}") from error
+        logger.info("encoder=%s model=%s", self._source, type(model).__name__)
+        return model.to(self._device).eval(), tokenizer
+
+
+def _longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    positions = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
+    return min(positions, tokenizer.model_max_length)
+
+
+def _mean_pooled(hidden: Tensor, attention_mask: Tensor) -> Tensor:
+    """Mean over a text's tokens, then to length 1: shape (texts, dimensions)."""
+    mask = attention_mask[:, :, None].to(hidden.dtype)
+    mean = (hidden * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1.0)
+    return torch.nn.functional.normalize(mean, dim=1)
