@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from tbactl.adapters import Adapter
 from tbactl.errors import CheckpointError
 
 FACTS_FILE = "learner.json"
@@ -25,6 +26,8 @@ POLICY_CONFIG = "policy_config"
 SHARDS = "deepspeed"
 # The trained module is the scoring model, which holds the policy under this name.
 PREFIX = "policy."
+# What the scoring model holds besides: a learned log Z, which belongs to training alone.
+LOG_Z_PREFIX = "log_z_head."
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 MODULE_FILE = "mp_rank_00_model_states.pt"
@@ -72,7 +75,13 @@ def consolidate(learner: Path, output: Path) -> None:
         else dict(_load(shards / MODULE_FILE)["module"])
     )
     dtype = DTYPES[facts["dtype"]]
-    plain = {name.removeprefix(PREFIX): tensor.to(dtype) for name, tensor in weights.items()}
+    plain = {
+        name.removeprefix(PREFIX): tensor.to(dtype)
+        for name, tensor in weights.items()
+        if not name.startswith(LOG_Z_PREFIX)
+    }
+    if facts.get("adapters"):
+        plain = _without_adapters(plain, facts["adapters"], shards=shards)
     config = AutoConfig.from_pretrained(str(learner / POLICY_CONFIG))
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     missing = _load_strictly(model, plain)
@@ -80,6 +89,27 @@ def consolidate(learner: Path, output: Path) -> None:
         raise CheckpointError(f"{shards}: {missing}; the checkpoint does not hold the whole policy.")
     model.save_pretrained(output)
     AutoTokenizer.from_pretrained(str(learner / POLICY_CONFIG)).save_pretrained(output)
+
+
+def _without_adapters(plain: dict[str, Tensor], facts: dict[str, Any], *, shards: Path) -> dict[str, Tensor]:
+    """Merge what peft calls X.lora_A, X.lora_B into X.base_layer, and call that X."""
+    merged = dict(plain)
+    for target in facts["targets"]:
+        layer, _, last = target.rpartition(".")
+        try:
+            adapter = Adapter(
+                a=merged.pop(f"{layer}.lora_A.default.{last}"),
+                b=merged.pop(f"{layer}.lora_B.default.{last}"),
+                scaling=facts["scaling"],
+                is_transposed=target in facts["transposed"],
+            )
+            merged[target] = adapter.merged_into(merged.pop(f"{layer}.base_layer.{last}"))
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"{shards}: the adapter of {target} is not whole: {error}.") from error
+        bias = merged.pop(f"{layer}.base_layer.bias", None)
+        if bias is not None:
+            merged[f"{layer}.bias"] = bias
+    return merged
 
 
 def _load_strictly(model: torch.nn.Module, weights: dict[str, Tensor]) -> str:
@@ -115,20 +145,35 @@ def _stage_3_weights(shards: Path, *, num_ranks: int) -> dict[str, Tensor]:
         parts = [flat[group] for flat in flats]
         offset = 0
         for name, shape in shapes.items():
-            num_elements = math.prod(shape)
-            slice_elements = math.ceil(num_elements / num_ranks)
-            slices = [part[offset : offset + slice_elements] for part in parts]
-            weights[name] = torch.cat(slices)[:num_elements].reshape(tuple(shape)).clone()
+            slice_elements = math.ceil(math.prod(shape) / num_ranks)
+            weights[name] = _joined([part[offset : offset + slice_elements] for part in parts], shape)
             offset += slice_elements
         if any(offset > len(part) for part in parts):
             raise CheckpointError(
                 f"{shards}: parameters of {offset:,} elements in shards of {len(parts[0]):,}; damaged."
             )
+    weights |= _frozen_weights(shards, head, num_ranks=num_ranks)
     weights |= {name: head["module"][name] for name in head.get("buffer_names", []) if name in head["module"]}
     weights |= {
         alias: weights[name] for alias, name in dict(head.get("shared_params") or {}).items() if name in weights
     }
     return weights
+
+
+def _frozen_weights(shards: Path, head: dict[str, Any], *, num_ranks: int) -> dict[str, Tensor]:
+    """Parameters that are not trained have no master copy: each rank keeps its slices of them beside the module."""
+    shapes = dict(head.get("frozen_param_shapes") or {})
+    if not shapes:
+        return {}
+    files = [_load(shards / STAGE_3_MODULE_FILE.format(rank=rank)) for rank in range(num_ranks)]
+    return {
+        name: _joined([file["frozen_param_fragments"][name] for file in files], shape) for name, shape in shapes.items()
+    }
+
+
+def _joined(slices: list[Tensor], shape: torch.Size) -> Tensor:
+    """A parameter from the ranks' slices, the last of which are filled up."""
+    return torch.cat(slices)[: math.prod(shape)].reshape(tuple(shape)).clone()
 
 
 def _flat_groups(shards: Path, rank: int) -> list[Tensor]:

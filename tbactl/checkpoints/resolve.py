@@ -13,6 +13,7 @@ from tbactl.checkpoints.store import steps_of, usable_checkpoint
 from tbactl.config.layout import CheckpointLayout, RunLayout
 from tbactl.config.tasks import POLICY_PREFIX, shipped_policy
 from tbactl.errors import CheckpointError
+from tbactl.policies.packaged import PACKAGE_PREFIX, packaged_policy
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ def resolved_policy(name: str, *, task: str) -> Iterator[Path]:
 
     Args:
         name: a run directory (its newest good checkpoint), a checkpoint of one, its `policy` or `learner` directory, a
-            directory in Hugging Face form, a hub name, or `task:NAME`.
+            directory in Hugging Face form, a hub name, `task:NAME` or `package:NAME`.
         task: kind of the task that `task:NAME` refers to.
 
     Yields:
@@ -32,6 +33,7 @@ def resolved_policy(name: str, *, task: str) -> Iterator[Path]:
 
     Raises:
         CheckpointError: there is no policy there, or it is damaged.
+        ConfigError: `task:NAME` or `package:NAME` names none.
     """
     with tempfile.TemporaryDirectory(prefix="tbactl-policy-") as scratch:
         yield resolve_policy(name, task=task, scratch=Path(scratch))
@@ -41,6 +43,8 @@ def resolve_policy(name: str, *, task: str, scratch: Path) -> Path:
     """As `resolved_policy`; `scratch` is where shards are consolidated."""
     if name.startswith(POLICY_PREFIX):
         return shipped_policy(task, name)
+    if name.startswith(PACKAGE_PREFIX):
+        return packaged_policy(name)
     path = Path(name).expanduser()
     if not path.exists():
         if name.count("/") == 1 and not name.startswith((".", "/", "~")):

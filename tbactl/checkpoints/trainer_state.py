@@ -11,7 +11,7 @@ import msgspec
 from tbactl.config.layout import CheckpointLayout
 from tbactl.errors import CheckpointError
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,8 +29,8 @@ class TrainerState:
     """Mode sync: groups that all searchers together were allowed to start, since the beginning of the run."""
     evaluate_version: int = 0
     """The last version that was to be evaluated."""
-    reference: str = ""
-    """Where the reference policy comes from: the run's initial policy."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The run's configuration as JSON: a checkpoint of another run is told by it."""
     training_s: float = 0.0
     """Seconds of training so far."""
     counters: dict[str, int] = field(default_factory=dict)

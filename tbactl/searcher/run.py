@@ -77,7 +77,12 @@ def _run(config: ProcessConfig, *, page: ControlPage, slot: Slot, pulse: Pulse, 
         scorer=scorer,
         outbox=Outbox(ring, cursor=cursor, slot=slot, searcher=config.index, uids=uids, in_order=is_sync),
         ring=ring,
-        subscriber=Subscriber(config.shm.weights, max_logprob_difference=run.sync.max_logprob_difference, clock=clock),
+        subscriber=Subscriber(
+            config.shm.weights,
+            policy_directory=config.policy_directory,
+            max_logprob_difference=run.sync.max_logprob_difference,
+            clock=clock,
+        ),
         evaluator=Evaluator(
             config, task=held_out_task, engine=engine, page=page, resumed_version=resumed.step, clock=clock
         ),

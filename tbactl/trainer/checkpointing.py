@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
+from typing import Any
 
 from tbactl.checkpoints.store import CheckpointStore, usable_checkpoint
 from tbactl.checkpoints.trainer_state import TrainerState, read_trainer_state, write_trainer_state
 from tbactl.config.layout import CheckpointLayout, ProcessConfig
+from tbactl.config.resume import fixed_differences
+from tbactl.config.settings import dotted
+from tbactl.config.toml_lines import KeyPath
 from tbactl.errors import CheckpointError
 from tbactl.protocols import Learner
 from tbactl.replay.buffer import ReplayBuffer
-from tbactl.replay.snapshot import load_buffer, save_buffer
+from tbactl.replay.snapshot import save_buffer
 from tbactl.trainer.batches import first_rng_state
+from tbactl.trainer.buffers import saved_buffer
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +64,7 @@ def new_state(config: ProcessConfig) -> TrainerState:
     return TrainerState(
         sampler_rng=first_rng_state(run.seed),
         stream_positions=[0] * run.searchers.num_searchers,
-        reference=run.policy.path,
+        settings=run.model_dump(mode="json"),
     )
 
 
@@ -79,17 +85,21 @@ def restore_state(checkpoint: Path, config: ProcessConfig) -> tuple[TrainerState
     """
     run = config.run
     state = read_trainer_state(checkpoint)
-    if len(state.stream_positions) != run.searchers.num_searchers:
-        raise CheckpointError(
-            f"{checkpoint} was written with {len(state.stream_positions)} searchers, this run has "
-            f"{run.searchers.num_searchers} (searchers.num_searchers): prompts are dealt by that number."
-        )
-    if state.reference != run.policy.path:
-        raise CheckpointError(
-            f"{checkpoint} was trained against the reference policy '{state.reference}', not '{run.policy.path}' "
-            f"(policy.path)."
-        )
-    layout = CheckpointLayout(checkpoint)
-    replay = run.replay
-    buffer = load_buffer(layout.replay, capacity=replay.capacity, capacity_per_prompt=replay.capacity_per_prompt)
-    return state, buffer
+    _check_settings(state.settings, run.model_dump(mode="json"), checkpoint=checkpoint)
+    state.settings = run.model_dump(mode="json")
+    return state, saved_buffer(run, CheckpointLayout(checkpoint).replay)
+
+
+def _check_settings(written: dict[str, Any], now: dict[str, Any], *, checkpoint: Path) -> None:
+    """Refuse a checkpoint that somebody copied here from another run: its optimizer, prompts and streams are others."""
+    differences = [path for path in fixed_differences(written, now) if path not in (("name",), ("runs_dir",))]
+    if differences:
+        listing = "; ".join(f"{dotted(path)} was {_at(written, path)}, is {_at(now, path)}" for path in differences[:5])
+        more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
+        raise CheckpointError(f"{checkpoint} was written by a run with other settings: {listing}{more}.")
+
+
+def _at(settings: Any, path: KeyPath) -> str:
+    for part in path:
+        settings = settings.get(part) if isinstance(settings, dict) else None
+    return json.dumps(settings)

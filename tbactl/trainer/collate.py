@@ -64,6 +64,7 @@ class MicroBatch:
         rewards: one for each trajectory.
         group_index: the group of each trajectory; rows of a group are neighbours.
         num_groups: prompts.
+        num_prompt_tokens: length of each trajectory's prompt.
         uids: of the trajectories; one drawn twice into a group comes twice.
     """
 
@@ -75,6 +76,7 @@ class MicroBatch:
     rewards: Float[Tensor, " trajectories"]
     group_index: Int[Tensor, " trajectories"]
     num_groups: int
+    num_prompt_tokens: Int[Tensor, " trajectories"]
     uids: tuple[int, ...]
 
     def to(self, device: torch.device) -> MicroBatch:
@@ -117,6 +119,7 @@ def collate(groups: Sequence[TrajectoryGroup], *, shares_prompt: bool) -> MicroB
         rewards=torch.tensor([trajectory.reward for trajectory in trajectories], dtype=torch.float32),
         group_index=group_index,
         num_groups=len(groups),
+        num_prompt_tokens=torch.tensor([len(groups[number].prompt_token_ids) for number in owners]),
         uids=tuple(trajectory.uid for trajectory in trajectories),
     )
 

@@ -75,8 +75,9 @@ class DeepSpeedBackend:
         trainer = run.trainer
         self._num_ranks = trainer.num_ranks
         self._zero_stage = trainer.zero_stage
+        self._learns_log_z = model.log_z_head is not None
         optimizer = torch.optim.AdamW(
-            model.parameters(),
+            _parameter_groups(model),
             lr=trainer.learning_rate,
             betas=trainer.adam_betas,
             eps=ADAM_EPSILON,
@@ -111,6 +112,12 @@ class DeepSpeedBackend:
         """Policy log-probs, with gradients unless they are switched off around the call."""
         return self._engine(batch, temperature=temperature)
 
+    def score(self, batch: MicroBatch) -> tuple[Tensor, Tensor | None]:
+        """Policy log-probs, and log Z of each prompt where it is learned; both with gradients."""
+        if self._learns_log_z:
+            return self._engine(batch, with_log_z=True)
+        return self.logprobs(batch), None
+
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
         """Add the gradients of one micro-batch; with the last one they are reduced over ranks."""
         self._engine.set_gradient_accumulation_boundary(is_last)
@@ -138,6 +145,18 @@ class DeepSpeedBackend:
                 f"trainer.max_grad_norm and resume from the last checkpoint."
             )
         return StepReport(grad_norm=grad_norm, learning_rate=learning_rate)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps done since the run began, those before a resume included."""
+        return int(self._engine.global_steps)
+
+    @torch.no_grad()
+    def forget_averages(self) -> None:
+        """Make AdamW as it was before its first step: no moments, and their bias corrected from the start."""
+        for state in self._engine.basic_optimizer.state.values():
+            for value in state.values():
+                value.zero_()
 
     def _local_norm(self) -> float | None:
         """Stage 0 in float32: gradients are whole on every rank, and DeepSpeed does not report their norm."""
@@ -180,6 +199,15 @@ class DeepSpeedBackend:
     def close(self) -> None:
         """Let go of the engine."""
         self._engine.destroy()
+
+
+def _parameter_groups(model: ScoringModel) -> list[dict[str, Any]]:
+    """The policy's parameters, then those of a learned log Z with their own learning rate and without decay."""
+    groups: list[dict[str, Any]] = [{"params": [p for p in model.policy.parameters() if p.requires_grad]}]
+    if model.log_z_head is not None:
+        head = model.log_z_head
+        groups.append({"params": list(head.parameters()), "lr": head.learning_rate, "weight_decay": 0.0})
+    return groups
 
 
 def engine_settings(run: RunConfig) -> dict[str, Any]:

@@ -20,21 +20,31 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
-from tbactl import registry
+from tbactl.adapters import Adapter
 from tbactl.checkpoints.consolidate import FACTS_FILE, POLICY_CONFIG
-from tbactl.config.layout import ProcessConfig
+from tbactl.config.layout import CheckpointLayout, ProcessConfig
+from tbactl.config.objectives import build_objective
+from tbactl.config.problems import show_value
 from tbactl.errors import CheckpointError, ConfigError
 from tbactl.ipc.codec import decode, encode
 from tbactl.objectives.batch import Objective, ObjectiveBatch
-from tbactl.protocols import ProbeBatch
-from tbactl.trainer.collate import collate
+from tbactl.objectives.schedules import training_temperature
+from tbactl.protocols import ProbeBatch, UpdateReport
+from tbactl.trainer.collate import MicroBatch, collate
 from tbactl.trainer.deepspeed_backend import DeepSpeedBackend, accelerator_device
+from tbactl.trainer.log_z_head import LearnsLogZ
+from tbactl.trainer.lora import LoraAdapters, base_sources
+from tbactl.trainer.moving_reference import MovingReference
 from tbactl.trainer.policy import LoadedPolicy, export_policy, load_policy
 from tbactl.trainer.ranks import Command, RankGroup
+from tbactl.trainer.recompute import recompute_layers
 from tbactl.trainer.reference import ReferenceScorer
-from tbactl.trainer.scoring import ScoringModel, check_scoring, score_only_group
+from tbactl.trainer.scoring import ScoringModel, score_only_group
+from tbactl.trainer.scoring_check import check_scoring
 from tbactl.trainer.update import Updater
+from tbactl.trainer.weights import WeightCollector
 from tbactl.types import TrajectoryGroup
+from tbactl.weight_sync.adapter_file import write_adapters
 from tbactl.weight_sync.weights_file import write_safetensors
 
 logger = logging.getLogger(__name__)
@@ -43,10 +53,10 @@ RNG_FILE = "torch_rng.safetensors"
 
 
 class DeepSpeedLearner:
-    """Policy, frozen reference and DeepSpeed engine of one trainer rank. Implements `Learner`.
+    """Policy, reference and DeepSpeed engine of one trainer rank. Implements `Learner`.
 
     Args:
-        config: of this rank. The reference policy is always the initial policy, also after a resume.
+        config: of this rank. The reference begins as the initial policy; `reference.kind` says whether it stays.
 
     Raises:
         ConfigError: the policy cannot be loaded, or its architecture is not supported.
@@ -65,56 +75,109 @@ class DeepSpeedLearner:
         self._ranks = RankGroup(config, device=accelerator_device())
         torch.manual_seed(run.seed)
         self._policy = load_policy(run.policy, directory=config.policy_directory)
-        objective: Objective = registry.load("tbactl.objectives", run.objective.kind)(**run.objective.options)
+        # Before adapters add names of their own.
+        self._names = dict(self._policy.model.state_dict(keep_vars=True))
+        self._base_sources = self._find_base_sources(config.policy_directory)
+        self._adapters = None
+        if run.policy.lora_rank:
+            self._adapters = LoraAdapters(self._policy.model, run.policy, base=config.policy_directory)
+        objective: Objective = build_objective(run.objective.kind, run.objective.options)
         check_required_fields(objective, kind=run.objective.kind)
+        self._learns_log_z = "log_z" in objective.required_fields
         model = self._scoring_model(self._policy)
+        if self._learns_log_z:
+            assert isinstance(objective, LearnsLogZ)
+            model.add_log_z_head(learning_rate=objective.log_z_learning_rate, initial=objective.log_z_initial)
         model.to(accelerator_device())
-        shares_prompt = check_scoring(model)
-        reference_model = self._scoring_model(load_policy(run.policy, directory=config.policy_directory))
-        reference_model.requires_grad_(False).to(accelerator_device())
-        reference = ReferenceScorer(reference_model, capacity=run.replay.capacity, shares_prompt=shares_prompt)
-        # What is recomputed in the backward pass would be appended to the cache a second time.
-        shares_prompt = shares_prompt and not run.trainer.gradient_checkpointing
         if run.trainer.gradient_checkpointing:
-            self._policy.model.train()
-            self._policy.model.gradient_checkpointing_enable({"use_reentrant": False})
-        self._names: dict[str, Tensor] = dict(self._policy.model.state_dict(keep_vars=True))
+            recompute_layers(self._policy.model)
+        shares_prompt = self._shares_prompt(model)
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
         self._backend = DeepSpeedBackend(model, run=run)
+        self._weights = WeightCollector(
+            self._names, adapters=self._adapters, backend=self._backend, is_leader=self._ranks.rank == 0
+        )
+        reference = self._reference(config.policy_directory, shares_prompt=shares_prompt)
         self._updater = Updater(
-            run.trainer,
+            run,
             backend=self._backend,
             reference=reference,
             objective=objective,
             ranks=self._ranks,
             shares_prompt=shares_prompt,
         )
+        self._moving_reference = MovingReference(
+            run.reference,
+            policy=self._policy.model,
+            reference=reference,
+            backend=self._backend,
+        )
         logger.info(
-            "policy=%s parameters=%d shares_prompt=%s zero_stage=%d ranks=%d",
+            "policy=%s parameters=%d trainable=%d layout=%s zero_stage=%d ranks=%d",
             type(self._policy.model).__name__,
-            sum(parameter.numel() for parameter in reference_model.parameters()),
-            shares_prompt,
+            sum(size for size, _ in sizes),
+            sum(size for size, is_trainable in sizes if is_trainable),
+            "shared-prompt" if shares_prompt else "padded",
             run.trainer.zero_stage,
             self._ranks.size,
         )
 
+    def _find_base_sources(self, policy_directory: Path) -> dict[str, str]:
+        """What rank 0 tells searchers that merge adapters themselves."""
+        run = self._run
+        if not run.policy.lora_rank or run.sync.weights != "adapter" or self._ranks.rank > 0:
+            return {}
+        return base_sources(self._names, policy=policy_directory)
+
+    def _reference(self, policy_directory: Path, *, shares_prompt: bool) -> ReferenceScorer:
+        """The initial policy: the trained model with its adapters off, or a second model."""
+        run = self._run
+        if self._adapters is None:
+            model = self._scoring_model(load_policy(run.policy, directory=policy_directory))
+            model.requires_grad_(False).to(accelerator_device())
+            return ReferenceScorer(model, capacity=run.replay.capacity, shares_prompt=shares_prompt)
+        return ReferenceScorer(
+            self._base_logprobs,
+            capacity=run.replay.capacity,
+            shares_prompt=shares_prompt,
+            any_rank=self._ranks.any if run.trainer.zero_stage == 3 else None,
+        )
+
+    def _base_logprobs(self, batch: MicroBatch) -> Tensor:
+        assert self._adapters is not None
+        with self._adapters.off():
+            return self._backend.logprobs(batch)
+
     def _scoring_model(self, policy: LoadedPolicy) -> ScoringModel:
         return ScoringModel(
             policy.model,
-            temperature=self._run.searchers.temperature,
+            temperature=training_temperature(self._run.searchers),
             chunk_tokens=self._run.trainer.logprob_chunk_tokens,
         )
+
+    def _shares_prompt(self, model: ScoringModel) -> bool:
+        """Which layout this run uses; says why, and what it costs, when it is the slower one."""
+        obstacle = check_scoring(model)
+        if obstacle is not None and self._ranks.rank == 0:
+            logger.warning(
+                "prompts are not shared: %s. Each completion is passed through the model with a prompt of its own: "
+                "prompts are read %d times (trainer.completions_per_prompt).",
+                obstacle,
+                self._run.trainer.completions_per_prompt,
+            )
+        return obstacle is None
 
     # What rank 0 is asked --------------------------------------------------------------------------------------------
 
     def update(
         self, groups: Sequence[TrajectoryGroup], *, beta: float, should_abort: Callable[[], bool]
-    ) -> dict[str, float]:
+    ) -> UpdateReport | None:
         """One optimizer step; `should_abort` is asked before each micro-batch."""
         if self._ranks.size > 1:
             records = [encode(group) for group in groups]
             arguments = {"beta": beta, "sizes": [len(record) for record in records]}
             self._ranks.send(Command(name="update", arguments=arguments, blob=b"".join(records)))
-        return self._updater.update(groups, beta=beta, should_abort=should_abort)
+        return self._update(groups, beta=beta, should_abort=should_abort)
 
     def probe_logprobs(self, probe: ProbeBatch) -> list[tuple[float, ...]]:
         """Log-probs at temperature 1."""
@@ -122,15 +185,24 @@ class DeepSpeedLearner:
         return self._probe(probe.sequences)
 
     def export_policy(self, directory: Path) -> None:
-        """Write and verify the policy in Hugging Face form."""
+        """Write and verify the policy in Hugging Face form; beside it `adapter/`, in peft's form, where it has them."""
+        if self._adapters is not None:
+            self._adapters.export(CheckpointLayout(directory.parent).adapter, self._ask_adapters())
         self._ranks.send(Command(name="collect"))
-        weights = self._collect()
+        weights = self._weights.whole()
         export_policy(self._policy, directory, weights=weights, trust_remote_code=self._run.policy.trust_remote_code)
 
     def write_weights(self, path: Path) -> None:
-        """Write all parameters as one safetensors file."""
+        """Write all parameters as one safetensors file, or only adapters for searchers that merge them."""
+        if self._base_sources:
+            write_adapters(path, self._ask_adapters(), dtype=self._run.policy.dtype, sources=self._base_sources)
+            return
         self._ranks.send(Command(name="collect"))
-        write_safetensors(path, self._collect())
+        write_safetensors(path, self._weights.whole())
+
+    def _ask_adapters(self) -> dict[str, Adapter]:
+        self._ranks.send(Command(name="collect-adapters"))
+        return self._weights.adapters()
 
     def save(self, directory: Path) -> None:
         """Write what an exact resume needs, and the policy's config and tokenizer beside it."""
@@ -170,11 +242,13 @@ class DeepSpeedLearner:
             match command.name:
                 case "update":
                     groups = _split(command.blob, arguments["sizes"])
-                    self._updater.update(groups, beta=arguments["beta"], should_abort=report_progress)
+                    self._update(groups, beta=arguments["beta"], should_abort=report_progress)
                 case "probe":
                     self._probe([(tuple(ids), length) for ids, length in arguments["sequences"]])
                 case "collect":
-                    self._collect()
+                    self._weights.whole()
+                case "collect-adapters":
+                    self._weights.adapters()
                 case "save":
                     self._save(Path(arguments["directory"]))
                 case "load":
@@ -186,6 +260,15 @@ class DeepSpeedLearner:
 
     # What all ranks do together --------------------------------------------------------------------------------------
 
+    def _update(
+        self, groups: Sequence[TrajectoryGroup], *, beta: float, should_abort: Callable[[], bool]
+    ) -> UpdateReport | None:
+        report = self._updater.update(groups, beta=beta, should_abort=should_abort)
+        if report is not None:
+            self._moving_reference.after_step()
+            report.metrics["trainer/reference_updates/total"] = float(self._moving_reference.num_updates)
+        return report
+
     def _probe(self, sequences: Sequence[tuple[tuple[int, ...], int]]) -> list[tuple[float, ...]]:
         scores = []
         for ids, prompt_length in sequences:
@@ -195,19 +278,6 @@ class DeepSpeedLearner:
                 scores.append(tuple(self._backend.logprobs(batch, temperature=1.0)[0].tolist()))
         return scores
 
-    def _collect(self) -> dict[str, Tensor]:
-        """The state dict on the CPU, rank 0 only; under ZeRO-3 gathered one by one. Tied names share one tensor."""
-        weights: dict[str, Tensor] = {}
-        copies: dict[int, Tensor] = {}
-        for name, tensor in self._names.items():
-            gathered = [tensor] if isinstance(tensor, torch.nn.Parameter) else []
-            with self._backend.whole_parameters(gathered):
-                if self._ranks.rank == 0:
-                    if id(tensor) not in copies:
-                        copies[id(tensor)] = tensor.detach().cpu().clone()
-                    weights[name] = copies[id(tensor)]
-        return weights
-
     def _save(self, directory: Path) -> None:
         if self._ranks.rank == 0:
             directory.mkdir(parents=True, exist_ok=True)
@@ -216,12 +286,19 @@ class DeepSpeedLearner:
             (directory / FACTS_FILE).write_text(json.dumps(self._facts(), indent=2) + "\n")
         self._ranks.barrier()
         self._backend.save(directory)
+        self._moving_reference.save(directory, is_writer=self._ranks.rank == 0)
         save_file(_rng_states(), directory / f"rank{self._ranks.rank}-{RNG_FILE}")
         self._ranks.barrier()
 
     def _facts(self) -> dict[str, Any]:
         trainer = self._run.trainer
-        return {"num_ranks": trainer.num_ranks, "zero_stage": trainer.zero_stage, "dtype": self._run.policy.dtype}
+        return {
+            "num_ranks": trainer.num_ranks,
+            "zero_stage": trainer.zero_stage,
+            "dtype": self._run.policy.dtype,
+            "learns_log_z": self._learns_log_z,
+            "adapters": None if self._adapters is None else self._adapters.facts(self._names),
+        }
 
     def _load(self, directory: Path) -> None:
         try:
@@ -232,9 +309,12 @@ class DeepSpeedLearner:
             name: (facts.get(name), value) for name, value in self._facts().items() if facts.get(name) != value
         }
         if different:
-            listing = "; ".join(f"{name} was {old}, is {new}" for name, (old, new) in different.items())
+            listing = "; ".join(
+                f"{name} was {show_value(old)}, is {show_value(new)}" for name, (old, new) in different.items()
+            )
             raise CheckpointError(f"{directory} cannot be continued with these settings: {listing}.")
         self._backend.load(directory)
+        self._moving_reference.load(directory)
         _restore_rng_states(load_file(directory / f"rank{self._ranks.rank}-{RNG_FILE}"))
 
 
@@ -250,6 +330,11 @@ def check_required_fields(objective: Objective, *, kind: str) -> None:
         raise ConfigError(
             f"objective.kind: '{kind}' requires {', '.join(unknown)}; a batch holds {', '.join(sorted(known))}. "
             f"Correct its required_fields, or use an objective made for this version of tbactl."
+        )
+    if "log_z" in objective.required_fields and not isinstance(objective, LearnsLogZ):
+        raise ConfigError(
+            f"objective.kind: '{kind}' requires log_z without saying how it is learned; give it the attributes "
+            f"log_z_learning_rate and log_z_initial."
         )
 
 

@@ -32,6 +32,7 @@ from tbactl.trainer.batches import BatchSource
 from tbactl.trainer.board import Board
 from tbactl.trainer.checkpointing import Checkpointing
 from tbactl.trainer.intake import Intake
+from tbactl.trainer.residual_metrics import residual_metrics
 from tbactl.trainer.step_metrics import Pace, batch_metrics, buffer_metrics
 from tbactl.trainer.syncing import Syncing
 from tbactl.trainer.timing import Stopwatch
@@ -113,14 +114,15 @@ class TrainerLoop:
         self._board.enter(TrainerPhase.TRAINING)
         beta = beta_at(self._run.objective, step=version)
         with self._watch.measure("update"):
-            metrics = self._learner.update(groups, beta=beta, should_abort=self._waiter.note_progress)
-        if not metrics:
+            report = self._learner.update(groups, beta=beta, should_abort=self._waiter.note_progress)
+        if report is None:
             return False
-        self._batches.commit()
+        self._batches.commit(report.residuals)
         self._count(groups)
         if self._is_sync_step:
             self._publish()
-        metrics |= batch_metrics(groups, policy_version=version) | {"objective/beta/value": beta}
+        metrics = report.metrics | batch_metrics(groups, policy_version=version) | {"objective/beta/value": beta}
+        metrics |= residual_metrics(groups, residuals=report.residuals, policy_version=version)
         self._report(metrics, groups=groups, step_s=self._clock.monotonic_s() - start_s)
         if self._is_checkpoint_step:
             self._write_checkpoint()

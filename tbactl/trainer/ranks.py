@@ -123,6 +123,12 @@ class RankGroup:
             dist.all_reduce(on_cpu, group=self._commands)
             values.copy_(on_cpu)
 
+    def any(self, wish: bool, /) -> bool:
+        """Whether any rank wishes it, on all ranks."""
+        total = torch.tensor([int(wish)])
+        self.add(total)
+        return bool(total.item())
+
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.size > 1:

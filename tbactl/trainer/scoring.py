@@ -5,25 +5,18 @@ Before this file on the way of a trajectory: `collate.py`. After it: `objectives
 
 from __future__ import annotations
 
-import logging
-import random
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
-from tbactl.errors import ConfigError
 from tbactl.objectives.logprobs import token_logprobs
-from tbactl.trainer.collate import MicroBatch, PaddedRows, SharedPromptRows, collate
+from tbactl.trainer.collate import MicroBatch, PaddedRows, SharedPromptRows
+from tbactl.trainer.log_z_head import LogZHead
+from tbactl.trainer.prompt_cache import PromptCache
 from tbactl.types import Completion, Trajectory, TrajectoryGroup
-
-logger = logging.getLogger(__name__)
-
-# Mean difference over tokens, in nats, between two ways to compute the same log-probs.
-TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
-COARSE_TOLERANCE = 0.1
 
 
 class ScoringModel(torch.nn.Module):
@@ -41,6 +34,7 @@ class ScoringModel(torch.nn.Module):
     def __init__(self, policy: PreTrainedModel, *, temperature: float, chunk_tokens: int) -> None:
         super().__init__()
         self.policy = policy
+        self.log_z_head: LogZHead | None = None
         self.temperature = temperature
         self.chunk_tokens = chunk_tokens
 
@@ -51,17 +45,30 @@ class ScoringModel(torch.nn.Module):
         assert head is not None
         return head
 
-    def forward(self, batch: MicroBatch, *, temperature: float | None = None) -> Float[Tensor, "trajectories tokens"]:
+    def add_log_z_head(self, *, learning_rate: float, initial: float) -> None:
+        """Learn log Z of prompts as well; before the model is moved to a device.
+
+        Args:
+            learning_rate: the head's own, > 0.
+            initial: first log Z of every prompt, in nats.
+        """
+        hidden_size = self._head_parameter("weight").shape[1]
+        self.log_z_head = LogZHead(hidden_size=hidden_size, learning_rate=learning_rate, initial=initial)
+
+    def forward(
+        self, batch: MicroBatch, *, temperature: float | None = None, with_log_z: bool = False
+    ) -> Float[Tensor, "trajectories tokens"] | tuple[Float[Tensor, "trajectories tokens"], Float[Tensor, " groups"]]:
         """Log-probs in nats, 0 outside the completion mask.
 
         Args:
             batch: on the model's device.
             temperature: instead of the model's own.
+            with_log_z: give the learned log Z of each prompt besides.
         """
         mask = batch.completion_mask
-        hidden = self._hidden_states(batch.rows)[batch.source[mask]]
+        hidden = self._hidden_states(batch.rows)
         scored = token_logprobs(
-            hidden,
+            hidden[batch.source[mask]],
             lm_head_weight=self._head_parameter("weight"),
             lm_head_bias=getattr(self.head, "bias", None),
             target_ids=batch.target_ids[mask],
@@ -69,7 +76,11 @@ class ScoringModel(torch.nn.Module):
             temperature=self.temperature if temperature is None else temperature,
             chunk_tokens=self.chunk_tokens,
         )
-        return scored.new_zeros(mask.shape).masked_scatter(mask, scored)
+        logprobs = scored.new_zeros(mask.shape).masked_scatter(mask, scored)
+        if not with_log_z:
+            return logprobs
+        assert self.log_z_head is not None
+        return logprobs, self.log_z_head(hidden, batch)
 
     def _head_parameter(self, name: str) -> Tensor:
         parameter = getattr(self.head, name)
@@ -79,9 +90,8 @@ class ScoringModel(torch.nn.Module):
     def _hidden_states(self, rows: PaddedRows | SharedPromptRows) -> Float[Tensor, "positions hidden"]:
         if isinstance(rows, PaddedRows):
             return self._transformer(input_ids=rows.input_ids, use_cache=False).flatten(0, 1)
-        cache = DynamicCache()
+        cache = PromptCache()
         of_prompts = self._transformer(input_ids=rows.prompt_ids, past_key_values=cache, use_cache=True)
-        cache.batch_select_indices(rows.row_group)
         visible = rows.attention_mask
         # Additive, which every attention implementation of transformers takes. Finite, so that the softmax of filler,
         # which sees nothing, has no NaN.
@@ -91,86 +101,13 @@ class ScoringModel(torch.nn.Module):
             input_ids=rows.input_ids,
             position_ids=rows.position_ids,
             attention_mask=mask,
-            past_key_values=cache,
+            past_key_values=cache.continued(rows.row_group),
             use_cache=True,
         )
         return torch.cat([of_prompts.flatten(0, 1), of_rows.flatten(0, 1)])
 
     def _transformer(self, **inputs: Any) -> Float[Tensor, "rows length hidden"]:
         return self.policy.base_model(**inputs).last_hidden_state
-
-
-def check_scoring(model: ScoringModel) -> bool:
-    """Compare our log-probs with those of the model's own logits on a small random batch.
-
-    Returns:
-        Whether the layout with shared prompts gives the same log-probs too.
-
-    Raises:
-        ConfigError: the model does something to its logits that is not done here (a soft cap, a scale).
-    """
-    groups = _random_groups(vocabulary=int(model.policy.config.vocab_size))
-    device = next(model.policy.parameters()).device
-    with torch.no_grad():
-        padded = collate(groups, shares_prompt=False).to(device)
-        ours, own = model(padded), _own_logprobs(model, padded)
-        tolerance = TOLERANCE.get(model.policy.dtype, COARSE_TOLERANCE)
-        difference = _mean_difference(ours, own, padded)
-        if not difference <= tolerance:
-            raise ConfigError(
-                f"policy {type(model.policy).__name__}: its own log-probs differ from hidden states times head by "
-                f"{difference:.2g} nats a token (allowed: {tolerance:g}); it transforms its logits (a soft cap or a "
-                f"scale), which tbactl does not support yet; choose another model."
-            )
-        return _shares_prompt(model, groups, expected=ours, tolerance=tolerance, device=device)
-
-
-def _own_logprobs(model: ScoringModel, batch: MicroBatch) -> Tensor:
-    assert isinstance(batch.rows, PaddedRows)
-    logits = model.policy(input_ids=batch.rows.input_ids, use_cache=False).logits.float() / model.temperature
-    picked = logits.flatten(0, 1).log_softmax(dim=-1)[batch.source]
-    return picked.gather(-1, batch.target_ids[..., None]).squeeze(-1)
-
-
-def _mean_difference(a: Tensor, b: Tensor, batch: MicroBatch) -> float:
-    return float((a - b).abs()[batch.completion_mask].mean())
-
-
-def _shares_prompt(
-    model: ScoringModel, groups: list[TrajectoryGroup], *, expected: Tensor, tolerance: float, device: torch.device
-) -> bool:
-    if _has_special_attention(model.policy):
-        return False
-    shared = collate(groups, shares_prompt=True).to(device)
-    try:
-        difference = _mean_difference(model(shared), expected, shared)
-    except Exception as error:  # whatever an architecture without such a cache does with it
-        logger.warning("prompts are not shared: %s: %s", type(error).__name__, error)
-        return False
-    if not difference <= tolerance:
-        logger.warning("prompts are not shared: log-probs would differ by %.2g nats a token", difference)
-        return False
-    return True
-
-
-def _has_special_attention(policy: PreTrainedModel) -> bool:
-    """Windows and recurrent layers, which a small batch does not show."""
-    config = policy.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    return kinds != {"full_attention"} or bool(
-        getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    )
-
-
-def _random_groups(*, vocabulary: int) -> list[TrajectoryGroup]:
-    rng = random.Random(0)
-    return [
-        score_only_group(
-            [rng.randrange(vocabulary) for _ in range(prompt)],
-            [[rng.randrange(vocabulary) for _ in range(length)] for length in lengths],
-        )
-        for prompt, lengths in ((3, (1, 5, 2)), (6, (4, 2, 3)))
-    ]
 
 
 def score_only_group(prompt: list[int], completions: list[list[int]]) -> TrajectoryGroup:

@@ -20,6 +20,7 @@ from tbactl.telemetry.fanout import FanOut
 from tbactl.telemetry.trajectories import TrajectoryLog
 from tbactl.trainer.batches import BatchSource, ReplayBatches, TurnBatches
 from tbactl.trainer.board import Board
+from tbactl.trainer.buffers import new_buffer
 from tbactl.trainer.checkpointing import Checkpointing, find_checkpoint, new_state, restore_state
 from tbactl.trainer.intake import Intake
 from tbactl.trainer.loop import TrainerLoop
@@ -83,8 +84,7 @@ def lead(config: ProcessConfig, *, learner: Learner, page: ControlPage, pulse: P
     checkpoint = find_checkpoint(config)
     if checkpoint is None:
         state = new_state(config)
-        replay = run.replay
-        buffer = ReplayBuffer(capacity=replay.capacity, capacity_per_prompt=replay.capacity_per_prompt)
+        buffer = new_buffer(run)
     else:
         state, buffer = restore_state(checkpoint, config)
         learner.load(CheckpointLayout(checkpoint).learner)

@@ -44,6 +44,7 @@ def buffer_metrics(buffer: ReplayBuffer, *, state: TrainerState, num_damaged: in
         "replay/prompts/value": float(len(buffer.prompts)),
         "replay/samples_per_insert/value": state.total("trajectories_trained") / max(1, num_received),
         "replay/duplicates/total": float(counters.num_duplicates),
+        "replay/near_duplicates/total": float(counters.num_near_duplicates),
         "replay/evicted/total": float(counters.num_evicted),
         "replay/expired/total": float(counters.num_expired),
         "intake/groups/total": float(state.total("groups_received")),

@@ -83,8 +83,8 @@ class Syncing:
             return ProbeBatch(sequences=())
         sequences = []
         for prompt in list(self._buffer.prompts.values())[-self._section.probe_sequences :]:
-            prompt_ids = prompt.header.prompt_token_ids
-            newest = prompt.trajectories[-1].to_trajectory()
+            prompt_ids = prompt.prompt_token_ids
+            newest = prompt.newest.to_trajectory()
             sequences.append(((*prompt_ids, *newest.completion.token_ids), len(prompt_ids)))
         return ProbeBatch(sequences=tuple(sequences))
 

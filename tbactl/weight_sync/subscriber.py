@@ -10,7 +10,11 @@ from pathlib import Path
 
 from tbactl.clock import Clock
 from tbactl.protocols import Engine
+from tbactl.weight_sync.adapter_file import BaseWeights, merged_file
+from tbactl.weight_sync.adapter_file import read_description as read_adapter_description
+from tbactl.weight_sync.fingerprint import fingerprint
 from tbactl.weight_sync.published import PublishedWeights, published_versions, read_description, weights_path
+from tbactl.weight_sync.weights_file import held_file
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +36,24 @@ class SyncReport:
 class Subscriber:
     """Loads published weights into one engine, and remembers the last, to notice weights that never change.
 
+    Args:
+        weights_directory: where the trainer publishes.
+        policy_directory: of the initial policy; published adapters are merged into its weights.
+        max_logprob_difference: alarm level of the probe, nats.
+        clock: for durations.
+
     Example:
         published = subscriber.newest()
         if published is not None and published.version > engine.policy_version:
             report = subscriber.load(published, engine=engine)
     """
 
-    def __init__(self, weights_directory: Path, *, max_logprob_difference: float, clock: Clock) -> None:
+    def __init__(
+        self, weights_directory: Path, *, policy_directory: Path, max_logprob_difference: float, clock: Clock
+    ) -> None:
         self._directory = weights_directory
+        self._policy_directory = policy_directory
+        self._base: BaseWeights | None = None
         self._max_difference = max_logprob_difference
         self._clock = clock
         self._last: PublishedWeights | None = None
@@ -68,17 +82,18 @@ class Subscriber:
         start_s = self._clock.monotonic_s()
         path = weights_path(self._directory, published.version)
         try:
-            fingerprint = engine.load_policy(path, version=published.version)
+            with held_file(path) as held:
+                loaded = self._load(held, published=published, engine=engine)
         except FileNotFoundError:
             return None
         scores = engine.sequence_logprobs(published.probe) if published.probe else []
         difference = max_difference(scores, published.probe_logprobs)
         report = SyncReport(
             version=published.version,
-            fingerprint=fingerprint,
+            fingerprint=loaded,
             seconds=self._clock.monotonic_s() - start_s,
             max_logprob_difference=difference,
-            alarms=tuple(self._alarms(published, fingerprint=fingerprint, difference=difference)),
+            alarms=tuple(self._alarms(published, loaded=loaded, difference=difference)),
         )
         self._last = published
         logger.info(
@@ -92,11 +107,25 @@ class Subscriber:
             logger.error("alarm version=%d %s", report.version, alarm)
         return report
 
-    def _alarms(self, published: PublishedWeights, *, fingerprint: str, difference: float) -> list[str]:
+    def _load(self, held: Path, *, published: PublishedWeights, engine: Engine) -> str:
+        """Give the engine whole weights; returns the fingerprint of the published file that they come from."""
+        path = weights_path(self._directory, published.version)
+        description = read_adapter_description(held)
+        if description is None:
+            return engine.load_policy(path, version=published.version)
+        if self._base is None:
+            self._base = BaseWeights(self._policy_directory)
+        with merged_file(held, description, base=self._base, directory=self._directory) as whole:
+            merged = fingerprint(whole)
+            loaded = engine.load_policy(whole, version=published.version)
+        # What an engine loads it made of what was published; else it says itself what it holds.
+        return fingerprint(held) if loaded == merged else loaded
+
+    def _alarms(self, published: PublishedWeights, *, loaded: str, difference: float) -> list[str]:
         alarms = []
-        if fingerprint != published.fingerprint:
+        if loaded != published.fingerprint:
             alarms.append(
-                f"the loaded weights have fingerprint {fingerprint}, the published ones {published.fingerprint}: "
+                f"the loaded weights have fingerprint {loaded}, the published ones {published.fingerprint}: "
                 f"the file was damaged or exchanged."
             )
         last = self._last

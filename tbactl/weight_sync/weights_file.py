@@ -18,7 +18,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 _MAX_NAMED = 5
 
 
-def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> None:
+def write_safetensors(path: Path, state: Mapping[str, Tensor], *, metadata: dict[str, str] | None = None) -> None:
     """Write parameters, each with storage of its own.
 
     A tied head shares its storage with the embedding, and safetensors would refuse the pair. It is written out in full:
@@ -27,6 +27,7 @@ def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> None:
     Args:
         path: is replaced.
         state: `model.state_dict()`, not `named_parameters()`, which leaves tied parameters out.
+        metadata: of the file.
     """
     seen: set[int] = set()
     own: dict[str, Tensor] = {}
@@ -38,7 +39,7 @@ def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> None:
             plain = plain.clone()
         seen.add(plain.untyped_storage().data_ptr())
         own[name] = plain
-    save_file(own, path)
+    save_file(own, path, metadata=metadata)
 
 
 @contextmanager

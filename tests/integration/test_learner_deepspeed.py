@@ -3,15 +3,11 @@ two are the point."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -26,25 +22,28 @@ from tbactl.trainer.collate import collate
 from tbactl.trainer.ranks import Command
 from tbactl.trainer.scoring import ScoringModel
 from tests.support.documented_metrics import documented_metrics
+from tests.support.learner_steps import two_steps
 from tests.support.scripted_run import SYNC_MODE, ScriptedRun
 from tests.support.tiny_policy import make_tiny_policy
 from tests.support.trainer_groups import make_config, make_groups
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("process_group")]
 
 BETA = 0.1
 # Metrics that a run in mode sync does not have.
-IN_ASYNC_MODE = {"trainer/intake_s/sum", "trainer/sample_s/sum"}
+IN_ASYNC_MODE = {
+    "trainer/intake_s/sum",
+    "trainer/sample_s/sum",
+    *(f"objective/residual_age_{ages}/mean_abs" for ages in ("1", "2_to_3", "4_to_7", "8_to_15", "from_16")),
+}
+OF_OTHER_OBJECTIVES = {
+    "objective/clipped/share",
+    "objective/log_z_error/mean_abs",
+    "objective/pairs/share",
+    "objective/preference_accuracy/share",
+    "objective/preference_margin/mean",
+}
 TEMPERATURE = 0.7
-
-
-@pytest.fixture(scope="module", autouse=True)
-def process_group():
-    """One for all learners of this process: DeepSpeed keeps the first it sees."""
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +76,8 @@ def new_learner(tmp_path, policy):
 
 
 def step(learner, seed, **kwargs):
-    return learner.update(make_groups(4, seed=seed), beta=BETA, should_abort=lambda: False, **kwargs)
+    report = learner.update(make_groups(4, seed=seed), beta=BETA, should_abort=lambda: False, **kwargs)
+    return report.metrics
 
 
 def exported(learner, directory):
@@ -117,7 +117,11 @@ def plain_training(directory, *, seeds, learning_rate=1e-3, max_grad_norm=1.0):
                 rewards=batch.rewards,
                 group_index=batch.group_index,
                 num_groups=batch.num_groups,
+                num_prompt_tokens=batch.num_prompt_tokens,
                 num_trajectories_global=len(batch.rewards),
+                num_groups_global=batch.num_groups,
+                num_tokens_global=int(batch.completion_mask.sum()),
+                max_completion_tokens=batch.completion_mask.shape[1],
                 beta=BETA,
             )
         )
@@ -176,7 +180,7 @@ def test_aborted_step_leaves_weights_and_the_next_step_as_if_it_had_not_been(new
     answers = iter([False, True])
     disturbed, calm = new_learner(micro_batch_tokens=1), new_learner(micro_batch_tokens=1)
     before = exported(disturbed, tmp_path / "before")
-    assert disturbed.update(make_groups(4, seed=9), beta=BETA, should_abort=lambda: next(answers)) == {}
+    assert disturbed.update(make_groups(4, seed=9), beta=BETA, should_abort=lambda: next(answers)) is None
     assert_same(before, exported(disturbed, tmp_path / "after"))
     for learner in (disturbed, calm):
         step(learner, 1)
@@ -359,7 +363,8 @@ def test_sync_run_resumes_bit_for_bit(tmp_path, policy):
     for name in ("policy/model.safetensors", "replay/trajectories.msgpack"):
         assert (whole.checkpoint(6) / name).read_bytes() == (second.checkpoint(6) / name).read_bytes(), name
     expected = {line["step"]: line["metrics"] for line in whole.metrics()}
-    assert {name for metrics in expected.values() for name in metrics} | IN_ASYNC_MODE == documented_metrics()
+    emitted = {name for metrics in expected.values() for name in metrics}
+    assert emitted | IN_ASYNC_MODE | OF_OTHER_OBJECTIVES == documented_metrics()
     for line in second.metrics():
         for name in ("objective/loss/mean", "trainer/learning_rate/value", "trainer/grad_norm/value"):
             assert line["metrics"][name] == expected[line["step"]][name], (line["step"], name)
@@ -368,49 +373,14 @@ def test_sync_run_resumes_bit_for_bit(tmp_path, policy):
 # Two ranks -----------------------------------------------------------------------------------------------------------
 
 
-def run_ranks(root, policy, *, num_ranks, zero_stage):
-    (root / "shm").mkdir(parents=True)
-    processes = []
-    for rank in range(num_ranks):
-        config = make_config(
-            root,
-            policy_directory=policy,
-            index=rank,
-            searchers={"temperature": TEMPERATURE},
-            trainer={
-                "num_ranks": num_ranks,
-                "zero_stage": zero_stage,
-                "micro_batch_tokens": 80,
-                "learning_rate": 1e-4,
-                "prompts_per_step": 4 * num_ranks,
-            },
-        )
-        path = root / f"rank-{rank}.json"
-        path.write_text(config.model_dump_json())
-        environment = {n: v for n, v in os.environ.items() if n not in ("MASTER_PORT", "MASTER_ADDR")}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.support.learner_rank", str(path), str(root), "2"],
-                env=environment | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "LOCAL_RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    for process in processes:
-        output, _ = process.communicate(timeout=200)
-        assert process.returncode == 0, output[-3000:]
-    return json.loads((root / "result.json").read_text()), load_file(root / "export" / "model.safetensors")
-
-
 @pytest.fixture(scope="module")
 def one_rank(policy, tmp_path_factory):
-    return run_ranks(tmp_path_factory.mktemp("ranks") / "one", policy, num_ranks=1, zero_stage=1)
+    return two_steps(tmp_path_factory.mktemp("ranks") / "one", policy, num_ranks=1, zero_stage=1)
 
 
 @pytest.mark.parametrize("zero_stage", [1, 3])
 def test_two_ranks_do_the_same_steps_as_one(policy, tmp_path, one_rank, zero_stage):
-    result, weights = run_ranks(tmp_path / "two", policy, num_ranks=2, zero_stage=zero_stage)
+    result, weights = two_steps(tmp_path / "two", policy, num_ranks=2, zero_stage=zero_stage)
     expected, expected_weights = one_rank
 
     assert weights.keys() == expected_weights.keys()
@@ -420,7 +390,10 @@ def test_two_ranks_do_the_same_steps_as_one(policy, tmp_path, one_rank, zero_sta
         for name in ("objective/loss/mean", "objective/kl/mean", "objective/log_z/std", "trainer/grad_norm/value"):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
         assert ours["trainer/reference_computed/share"] == 1.0
-    assert result["aborted"] == {}
+    assert result["aborted"] is None
+    for ours, theirs in zip(result["residuals"], expected["residuals"], strict=True):
+        assert [uid for uid, _ in ours] == [uid for uid, _ in theirs]
+        assert [value for _, value in ours] == pytest.approx([value for _, value in theirs], rel=1e-3, abs=1e-5)
     for ours, theirs in zip(result["probe"], expected["probe"], strict=True):
         assert ours == pytest.approx(theirs, abs=1e-3)
     consolidate(tmp_path / "two" / "learner", tmp_path / "consolidated")

@@ -152,3 +152,36 @@ def test_learner_that_crashes_ends_the_run_with_its_last_lines(tmp_path: Path):
         assert run.wait(timeout_s=60) == 5
         assert "injected fault: raise at update after 3" in run.text
         run.assert_nothing_left()
+
+
+def metric_of(run: SupervisedRun, name: str) -> list[float]:
+    return [json.loads(line)["metrics"][name] for line in run.layout.metrics.read_text().splitlines()]
+
+
+def test_trainer_faster_than_its_searchers_waits_for_new_data_at_the_upper_bound(tmp_path: Path):
+    searchers = {"engine_options": {"step_seconds": 0.05}, "max_concurrent_groups": 1}
+    replay = {"max_samples_per_insert": 3.0}
+    trainer = {"max_steps": 15, "options": {"step_seconds": 0.0}}
+    with real_run(tmp_path, searchers=searchers, replay=replay, trainer=trainer, evaluation={"num_prompts": 0}) as run:
+        assert run.wait(timeout_s=90) == 0, run.text
+        ratios = metric_of(run, "replay/samples_per_insert/value")
+        assert len(ratios) == 15 and max(ratios) <= 3.0
+        assert ratios[-1] > 2.5, "the bound must be what it waits for"
+        assert sum(metric_of(run, "trainer/wait_s/sum")[6:]) > 0.5
+        run.assert_nothing_left()
+
+
+def test_searchers_faster_than_the_trainer_are_held_at_the_lower_bound(tmp_path: Path):
+    searchers = {"ring_capacity_bytes": 16_384, "engine_options": {"step_seconds": 0.0}}
+    replay = {"min_samples_per_insert": 2.0}
+    trainer = {"max_steps": 15, "options": {"step_seconds": 0.1}}
+    with real_run(tmp_path, searchers=searchers, replay=replay, trainer=trainer, evaluation={"num_prompts": 0}) as run:
+        assert run.wait(timeout_s=90) == 0, run.text
+        received, trained = metric_of(run, "intake/trajectories/total"), metric_of(run, "trainer/trajectories/total")
+        assert len(trained) == 15
+        # What is taken in before a step, by what was trained on before it: a group of four more at most.
+        allowed = [max(32, before / 2.0) + 4 for before in [0.0, *trained]]
+        assert all(number <= limit for number, limit in zip(received, allowed, strict=False))
+        assert received[-1] > received[0], "it goes on once the bound allows it"
+        assert min(metric_of(run, "searcher/ring_fill/max")[-5:]) > 0.9, "full rings must hold the searchers"
+        run.assert_nothing_left()

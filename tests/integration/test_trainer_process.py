@@ -50,14 +50,15 @@ def test_main_damaged_checkpoint_is_exit_code_7_and_state_failed(tmp_path):
     assert page.trainer().get("pid") > 0
 
 
-def test_resume_from_a_run_with_other_searchers_is_refused(tmp_path):
+def test_resume_from_a_checkpoint_of_a_run_with_other_settings_is_refused_and_names_them(tmp_path):
     first = ScriptedRun(tmp_path / "first")
     first.run()
     second = ScriptedRun(
-        tmp_path / "second", resume=first.checkpoint(2), searchers={"num_searchers": 2}, policy={"path": "another"}
+        tmp_path / "second", resume=first.checkpoint(2), searchers={"num_searchers": 3}, policy={"path": "another"}
     )
-    with pytest.raises(CheckpointError, match="trained against the reference policy 'none', not 'another'"):
+    with pytest.raises(CheckpointError, match="written by a run with other settings") as caught:
         second.run()
+    assert 'policy.path was "none", is "another"; searchers.num_searchers was 2, is 3' in str(caught.value)
 
 
 def test_resume_damaged_newest_checkpoint_falls_back_and_forgets_it(tmp_path, caplog):

@@ -27,7 +27,7 @@ def main() -> None:
     if config.index > 0:
         learner.serve(while_waiting=lambda: None)
     else:
-        metrics = [
+        reports = [
             # Five groups for two ranks: one has more micro-batches than the other.
             learner.update(make_groups(5, seed=seed), beta=0.1, should_abort=lambda: False)
             for seed in range(int(sys.argv[3]))
@@ -37,7 +37,13 @@ def main() -> None:
         learner.save(output / "learner")
         learner.write_weights(output / "weights.safetensors")
         probe = learner.probe_logprobs(PROBE)
-        (output / "result.json").write_text(json.dumps({"metrics": metrics, "aborted": aborted, "probe": probe}))
+        result = {
+            "metrics": [report.metrics for report in reports],
+            "residuals": [list(report.residuals.items()) for report in reports],
+            "aborted": aborted,
+            "probe": probe,
+        }
+        (output / "result.json").write_text(json.dumps(result))
     learner.close()
 
 

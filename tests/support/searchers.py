@@ -108,7 +108,12 @@ class SearcherHarness:
                 in_order=self.run.mode == "sync",
             ),
             ring=self.ring,
-            subscriber=Subscriber(self.config.shm.weights, max_logprob_difference=1e-3, clock=self.clock),
+            subscriber=Subscriber(
+                self.config.shm.weights,
+                policy_directory=self.config.policy_directory,
+                max_logprob_difference=1e-3,
+                clock=self.clock,
+            ),
             evaluator=self.evaluator,
             status=Status(self.slot, clock=self.clock),
         )

@@ -16,7 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from tbactl.config.layout import CheckpointLayout, ProcessConfig
+from tbactl.checkpoints.store import CheckpointStore
+from tbactl.config.layout import ProcessConfig
 from tbactl.ipc.child import Pulse, bind_to_cores, die_with_parent
 from tbactl.ipc.control_page import ControlPage, ProcessState, RunState, Slot
 
@@ -91,12 +92,8 @@ class StandIn:
             time.sleep(0.01)
 
     def checkpoint(self, step: int) -> None:
-        directory = CheckpointLayout(self.config.layout.checkpoint(step))
-        directory.root.mkdir(parents=True)
-        directory.manifest.write_text(json.dumps({"step": step}))
-        latest = self.config.layout.latest_checkpoint
-        latest.unlink(missing_ok=True)
-        latest.symlink_to(directory.root.name)
+        with CheckpointStore(self.config.layout, keep_last=9).writing(step=step) as checkpoint:
+            checkpoint.trainer_state.write_text("{}")
         self.slot.set(checkpoint_step=step)
 
     def search(self) -> None:

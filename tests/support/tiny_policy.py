@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM as Models
-from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast, Qwen2Config
+from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast, Qwen2Config
 
-Architecture = Literal["llama", "qwen2", "gpt_neox"]
+Architecture = Literal["llama", "qwen2", "gpt_neox", "gpt2"]
 
 EOS = "<eos>"
 VOCABULARY_SIZE = 264  # 256 bytes, EOS, and a few ids that no text uses (models pad their vocabulary)
@@ -29,7 +29,7 @@ def make_tiny_policy(
     num_layers: int = 2,
     eos_bias: float = 0.0,
 ) -> Path:
-    """Write a random policy in Hugging Face form: "llama" has tied embeddings, "qwen2" and "gpt_neox" do not.
+    """Write a random policy in Hugging Face form: "llama" and "gpt2" have tied embeddings, the others do not.
 
     Args:
         directory: is created.
@@ -82,4 +82,6 @@ def _config(architecture: Architecture, hidden_size: int, num_layers: int, eos_t
         return LlamaConfig(**sizes, num_key_value_heads=1, tie_word_embeddings=True)
     if architecture == "qwen2":
         return Qwen2Config(**sizes, num_key_value_heads=1, tie_word_embeddings=False)
+    if architecture == "gpt2":
+        return GPT2Config(**sizes)
     return GPTNeoXConfig(**sizes, tie_word_embeddings=False)
