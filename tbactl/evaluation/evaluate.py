@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from tbactl.config.evaluation import EvaluationConfig
 from tbactl.config.tasks import build_task
 from tbactl.engines.generate import generate
 from tbactl.errors import ConfigError
-from tbactl.protocols import Engine, Task
+from tbactl.evaluation.hooks import CheckpointEvaluation
+from tbactl.protocols import Engine, Generate, Task
+from tbactl.types import EvaluationResult
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +83,8 @@ def task_options(config: EvaluationConfig) -> dict[str, Any]:
     model = getattr(registry.load("tbactl.tasks", config.task.kind), "options_model", None)
     known = set() if model is None else set(model.model_fields)
     options = dict(config.task.options)
+    if "reference_policy" in known:
+        options.setdefault("reference_policy", config.reference_policy)
     for name, value in asked.items():
         if name in known and value is not None:
             options[name] = value
@@ -111,18 +116,21 @@ def _engine(config: EvaluationConfig, policy: Path) -> Iterator[Engine]:
 
 
 def _by_task(config: EvaluationConfig, *, task: Task, engine: Engine, policy: Path) -> dict[str, Any]:
-    result = task.evaluate(
-        lambda prompts, num_completions, sampling: generate(engine, prompts, num_completions, sampling),
-        limit=config.limit,
-        seed=config.seed,
-        policy_version=0,
-    )
+    result = _measured(config, task=task, answer=partial(generate, engine))
     plain: dict[str, Any] = msgspec.to_builtins(result)
     plain |= {"harness": "native", "checkpoint": config.checkpoint, "policy": policy.name, "engine": config.engine}
     if config.output is not None:
         config.output.mkdir(parents=True, exist_ok=True)
         (config.output / "result.json").write_text(json.dumps(plain, indent=2) + "\n")
     return plain
+
+
+def _measured(config: EvaluationConfig, *, task: Task, answer: Generate) -> EvaluationResult:
+    if isinstance(task, CheckpointEvaluation):
+        return task.evaluate_checkpoint(
+            answer, limit=config.limit, seed=config.seed, policy=config.checkpoint, output=config.output
+        )
+    return task.evaluate(answer, limit=config.limit, seed=config.seed, policy_version=0)
 
 
 def _by_harness(config: EvaluationConfig, *, task: Task, engine: Engine, policy: Path) -> dict[str, Any]:

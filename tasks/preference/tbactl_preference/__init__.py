@@ -1,0 +1,1 @@
+"""Summaries in one line, judged by a reward model: a task for tbactl."""

@@ -1,0 +1,94 @@
+"""Win rate against divergence over checkpoints and runs: table and picture, with the paper's points beside them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tbactl.errors import ConfigError, TaskError
+from tbactl.evaluation.hooks import FrontierPoint
+
+WIN_RATE = "win_rate"
+KL = "kl_k1_per_sequence"
+PERPLEXITY = "reference_perplexity_mean"
+FRONTIER_METRICS = (WIN_RATE, "gold_reward_mean", "reward_mean", KL, PERPLEXITY)
+TABLE_FILE = "frontier.csv"
+PICTURE_FILE = "frontier.png"
+PUBLISHED_LABEL = "paper, Pythia 410M, other data and judge: not comparable in value"
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedPoint:
+    """An entry of Table 1 of arXiv 2503.18929: "perplexity" and win rate of one method."""
+
+    method: str
+    asynchrony: str
+    perplexity: float
+    win_rate: float
+
+
+PUBLISHED = (
+    PublishedPoint("Online DPO", "1 step a sync, on-policy", 1.13, 0.85),
+    PublishedPoint("Online DPO", "2 steps a sync", 1.13, 0.85),
+    PublishedPoint("Online DPO", "about 15 steps a sync", 1.12, 0.82),
+    PublishedPoint("PPO", "1 step a sync, on-policy", 1.14, 0.86),
+    PublishedPoint("PPO", "2 steps a sync", 1.14, 0.84),
+    PublishedPoint("PPO", "about 15 steps a sync", 1.10, 0.76),
+    PublishedPoint("RLOO", "1 step a sync, on-policy", 1.13, 0.82),
+    PublishedPoint("RLOO", "2 steps a sync", 1.13, 0.83),
+    PublishedPoint("RLOO", "about 15 steps a sync", 1.10, 0.77),
+    PublishedPoint("TBA", "about 15 steps a sync", 1.13, 0.86),
+)
+
+
+def write_frontier(points: Sequence[FrontierPoint], *, output: Path) -> list[Path]:
+    """Write `frontier.csv`, then `frontier.png`; returns both.
+
+    Args:
+        points: those of a run together, by rising step.
+        output: a directory that is there.
+
+    Raises:
+        TaskError: a point lacks win rate or divergence.
+        ConfigError: matplotlib is not installed; the table is written all the same.
+    """
+    for point in points:
+        _check_metrics(point)
+    table = output / TABLE_FILE
+    with table.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows(_rows(points))
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the frontier is drawn with matplotlib, which is not installed: `pip install matplotlib`, then the same "
+            f"command again, which evaluates nothing twice; the numbers are in {table}."
+        ) from error
+    from tbactl_preference.frontier_plot import draw
+
+    return [table, draw(points, file=output / PICTURE_FILE)]
+
+
+def _check_metrics(point: FrontierPoint) -> None:
+    needed = {WIN_RATE: "task.options.gold_reward_model", KL: "reference_policy", PERPLEXITY: "reference_policy"}
+    for name, option in needed.items():
+        if name not in point.result.metrics:
+            raise TaskError(f"the evaluation of {point.run}, step {point.step} has no {name}: --set {option}=NAME")
+
+
+def _rows(points: Sequence[FrontierPoint]) -> Iterator[list[object]]:
+    names = list(dict.fromkeys(name for point in points for name in point.result.metrics))
+    columns = [column for name in names for column in (name, f"{name}_low", f"{name}_high")]
+    yield ["source", "run", "step", "num_prompts", *columns]
+    for point in points:
+        result = point.result
+        values: list[object] = []
+        for name in names:
+            values += [result.metrics.get(name, ""), *result.intervals.get(name, ("", ""))]
+        yield ["measured", point.run, point.step, result.num_prompts, *values]
+    for item in PUBLISHED:
+        known = {WIN_RATE: item.win_rate, PERPLEXITY: item.perplexity}
+        yield [PUBLISHED_LABEL, f"{item.method}, {item.asynchrony}", "", "", *(known.get(name, "") for name in columns)]
