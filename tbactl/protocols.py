@@ -11,7 +11,7 @@ How they meet, without the processes, rings and restarts that stand between them
 
     replay_buffer.insert(decode(ring.read()))                                     # trainer
     groups = sampler.select(replay_buffer, num_prompts=B, num_per_prompt=K, rng)
-    metrics = learner.update(groups, beta)            # log-probs -> objective -> backward -> optimizer step
+    report = learner.update(groups, beta)             # log-probs -> objective -> backward -> optimizer step
     if version % k == 0:
         publish(learner)                              # searchers: engine.load_policy(...)
 
@@ -131,13 +131,22 @@ class ProbeBatch:
     sequences: tuple[tuple[tuple[int, ...], int], ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateReport:
+    """What an optimizer step found out."""
+
+    metrics: dict[str, float]
+    residuals: dict[int, float]
+    """Trajectory uid -> its balance residual before the step, in reward units (eq. 3 of the paper, times beta)."""
+
+
 class Learner(Protocol):
     """The trainer's heavy half: from groups to an optimizer step. One in each trainer rank, called in step."""
 
     def update(
         self, groups: Sequence[TrajectoryGroup], *, beta: float, should_abort: Callable[[], bool]
-    ) -> dict[str, float]:
-        """One optimizer step on the groups; returns metrics. An abort leaves the weights alone and returns none."""
+    ) -> UpdateReport | None:
+        """One optimizer step on the groups. An abort leaves the weights alone and returns None."""
         ...
 
     def probe_logprobs(self, probe: ProbeBatch) -> list[tuple[float, ...]]:

@@ -11,7 +11,7 @@ from tbactl.config.derived import (
     shared_memory_bytes,
     worst_case_staleness,
 )
-from tbactl.config.sections import RunConfig
+from tbactl.config.sections import ReplaySection, RunConfig
 
 MIB = 2**20
 
@@ -24,18 +24,19 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
     yield f"  policy     {config.policy.path}, {config.policy.dtype}"
     yield (
         f"  searchers  {searchers.num_searchers} x {searchers.engine}: {searchers.num_completions} completions a "
-        f"prompt, {searchers.max_new_tokens} new tokens, temperature {searchers.temperature:g}"
+        f"prompt, {searchers.max_new_tokens} new tokens, temperature "
+        f"{_moving(searchers.temperature, searchers.temperature_final, searchers.temperature_steps)}"
     )
     yield (
         f"  trainer    {trainer.num_ranks} x {trainer.kind}, ZeRO {trainer.zero_stage}: {trainer.max_steps} steps of "
         f"{trainer.prompts_per_step} prompts x {trainer.completions_per_prompt} = {batch_trajectories(config)} "
         f"trajectories, learning rate {trainer.learning_rate:g} ({trainer.lr_schedule})"
     )
-    beta_end = f" -> {objective.beta_final:g} over {objective.beta_steps} steps" if objective.beta_final else ""
-    yield f"  objective  {objective.kind}, beta {objective.beta:g}{beta_end}"
+    beta = _moving(objective.beta, objective.beta_final, objective.beta_steps)
+    yield f"  objective  {objective.kind}, beta {beta}"
     yield (
         f"  replay     {replay.capacity} trajectories, training starts at {replay.initial_trajectories}, "
-        f"on-policy fraction {replay.on_policy_fraction:g}, else {replay.prioritization}"
+        f"{_drawn(replay)}{_bounds(replay)}"
     )
     yield (
         f"  staleness  the newest data is at most {freshest_staleness(config)} steps old at a sync (every "
@@ -46,6 +47,24 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
         f"  /dev/shm   {shared_memory_bytes(config, policy_bytes=0) / MIB:.0f} MiB for rings (largest group "
         f"{largest_group_bytes(config) / MIB:.2f} MiB) and three times the policy"
     )
+
+
+def _moving(first: float, final: float | None, num_steps: int) -> str:
+    return f"{first:g}" if final is None else f"{first:g} -> {final:g} over {num_steps} steps"
+
+
+def _drawn(replay: ReplaySection) -> str:
+    if replay.sampler != "mixture":
+        return f"drawn by {replay.sampler}"
+    fraction = _moving(replay.on_policy_fraction, replay.on_policy_fraction_final, replay.on_policy_fraction_steps)
+    return f"on-policy fraction {fraction}, else {replay.prioritization}"
+
+
+def _bounds(replay: ReplaySection) -> str:
+    low, high = replay.min_samples_per_insert, replay.max_samples_per_insert
+    if not low and high is None:
+        return ""
+    return f"; each trained on {low:g} to {'any number of' if high is None else f'{high:g}'} times on average"
 
 
 def _options(options: dict[str, object]) -> str:

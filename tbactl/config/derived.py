@@ -40,15 +40,28 @@ def smallest_ring_bytes(config: RunConfig) -> int:
     return RING_SAFETY_FACTOR * largest_group_bytes(config)
 
 
+def weight_copies(config: RunConfig) -> int:
+    """Whole weights that lie in /dev/shm at a time: 3 versions; where adapters are published, 1 in each searcher."""
+    publishes_adapters = config.policy.lora_rank > 0 and config.sync.weights == "adapter"
+    return config.searchers.num_searchers if publishes_adapters else WEIGHT_VERSIONS_HELD
+
+
 def shared_memory_bytes(config: RunConfig, *, policy_bytes: int) -> int:
-    """What the run needs in /dev/shm: N * ring_capacity_bytes + 3 * policy_bytes (three versions of the weights)."""
+    """What the run needs in /dev/shm: N * ring_capacity_bytes + weight_copies * policy_bytes."""
     rings = config.searchers.num_searchers * config.searchers.ring_capacity_bytes
-    return rings + WEIGHT_VERSIONS_HELD * policy_bytes
+    return rings + weight_copies(config) * policy_bytes
 
 
 def freshest_staleness(config: RunConfig) -> int:
-    """Optimizer steps the newest obtainable trajectory can lag before a sync: min(k, max_steps) - 1; sync mode: 0."""
-    return 0 if config.mode == "sync" else min(config.sync.period, config.trainer.max_steps) - 1
+    """Optimizer steps the newest obtainable trajectory can lag before a sync; sync mode: 0.
+
+    min(k, max_steps) - 1 with `replay.intake` = continuous. At-sync takes in what was made since the sync before:
+    min(2k, max_steps) - 1.
+    """
+    if config.mode == "sync":
+        return 0
+    num_periods = 2 if config.replay.intake == "at-sync" else 1
+    return min(num_periods * config.sync.period, config.trainer.max_steps) - 1
 
 
 def worst_case_staleness(config: RunConfig) -> int:

@@ -23,6 +23,9 @@ class EvaluationConfig(Section):
     """Name of an engine."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """The engine's own settings."""
+    reference_policy: str | None = None
+    """What a task measures the policy's divergence from, where it does; for a run's checkpoint the policy that the run
+    started from. The task's own option of that name wins."""
     data: Path | None = None
     """Problems from this JSONL file instead of the task's own held-out split."""
     limit: Annotated[int, Field(ge=0)] = 0

@@ -92,6 +92,7 @@ def _as_in_run(run: RunConfig) -> dict[str, Any]:
     return {
         "task.kind": run.task.kind,
         "task.options": dict(run.task.options),
+        "reference_policy": run.policy.path,
         "engine": run.searchers.engine,
         "engine_options": dict(run.searchers.engine_options),
         "limit": run.evaluation.num_prompts,

@@ -122,6 +122,11 @@ class CheckpointLayout:
         return self.root / "policy"
 
     @property
+    def adapter(self) -> Path:
+        """The policy's adapters in peft's form, where it is trained by adapters."""
+        return self.root / "adapter"
+
+    @property
     def learner(self) -> Path:
         """What `Learner.save` wrote (DeepSpeed's shards)."""
         return self.root / "learner"

@@ -15,14 +15,20 @@ from tbactl.config import rules
 from tbactl.config.hardware import Profile, choose_profile
 from tbactl.config.overrides import apply_overrides
 from tbactl.config.problems import Problem, located, validation_problems
-from tbactl.config.recipes import RecipeKind, locate_recipe, read_recipe
+from tbactl.config.recipes import COMMANDS, RecipeKind, locate_recipe, read_recipe
 from tbactl.config.registered import registered_problems
+from tbactl.config.reward import RewardConfig, reward_problems
 from tbactl.config.sections import RunConfig, SftConfig
 from tbactl.config.settings import Settings
 from tbactl.config.toml_lines import KeyPath
 from tbactl.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
+_PURPOSES: Mapping[RecipeKind, str] = {
+    "run": "reinforcement learning",
+    "sft": "supervised fine-tuning",
+    "reward": "training a reward model",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +37,7 @@ class LoadedRecipe:
 
     name: str
     kind: RecipeKind
-    config: RunConfig | SftConfig
+    config: RunConfig | SftConfig | RewardConfig
     profile: Profile
     profile_reason: str
     sources: tuple[Path, ...]
@@ -44,21 +50,33 @@ class LoadedRecipe:
         """The configuration of a run.
 
         Raises:
-            ConfigError: this is a recipe for `tbactl sft`.
+            ConfigError: this is a recipe for another command.
         """
-        if not isinstance(self.config, RunConfig):
-            raise ConfigError(f"'{self.name}' is a recipe for supervised fine-tuning; use `tbactl sft {self.name}`.")
-        return self.config
+        return self._of(RunConfig)
 
     @property
     def sft_config(self) -> SftConfig:
         """The configuration of a supervised fine-tuning.
 
         Raises:
-            ConfigError: this is a recipe for `tbactl run`.
+            ConfigError: this is a recipe for another command.
         """
-        if not isinstance(self.config, SftConfig):
-            raise ConfigError(f"'{self.name}' is a recipe for reinforcement learning; use `tbactl run {self.name}`.")
+        return self._of(SftConfig)
+
+    @property
+    def reward_config(self) -> RewardConfig:
+        """The configuration of a reward model's training.
+
+        Raises:
+            ConfigError: this is a recipe for another command.
+        """
+        return self._of(RewardConfig)
+
+    def _of(self, model: type[Model]) -> Model:
+        if not isinstance(self.config, model):
+            raise ConfigError(
+                f"'{self.name}' is a recipe for {_PURPOSES[self.kind]}; use `tbactl {COMMANDS[self.kind]} {self.name}`."
+            )
         return self.config
 
 
@@ -86,9 +104,11 @@ def load_recipe(
     for name, value in options.items():
         recipe.settings.assign((name,), value, origin="command line")
     warnings: list[str] = []
-    config: RunConfig | SftConfig | None
+    config: RunConfig | SftConfig | RewardConfig | None
     if recipe.kind == "sft":
         config = validated(SftConfig, recipe.settings, check=rules.sft_problems, problems=problems)
+    elif recipe.kind == "reward":
+        config = validated(RewardConfig, recipe.settings, check=reward_problems, problems=problems)
     else:
         config = validated(RunConfig, recipe.settings, check=run_problems, problems=problems)
     if problems or config is None:

@@ -48,6 +48,14 @@ class Problem:
     sentence: str
 
 
+def setting_problem(config: BaseModel, setting: str, rest: str) -> Problem:
+    """What is wrong with a setting, given as `section.name`, of a configuration: its value, then `rest`."""
+    value: Any = config
+    for part in setting.split("."):
+        value = getattr(value, part)
+    return Problem(tuple(setting.split(".")), f"{setting} = {value} {rest}")
+
+
 def show_value(value: Any, *, max_characters: int = 60) -> str:
     """A value on one line, near to TOML, control characters escaped, cut when long."""
     text = json.dumps(value, default=str, allow_nan=True)

@@ -1,6 +1,7 @@
 """Finding recipes and reading them: TOML, `extends`, profiles.
 
-A recipe holds the sections of RunConfig (or of SftConfig, with `kind = "sft"`) and, besides them,
+A recipe holds the sections of RunConfig (of SftConfig with `kind = "sft"`, of RewardConfig with `kind = "reward"`) and,
+besides them,
 
     description = "..."             one line for `tbactl recipes list`
     extends = "other.toml"          read that recipe first, found beside this one, else a shipped one
@@ -14,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -26,8 +27,10 @@ from tbactl.config.toml_lines import KeyPath, key_lines
 from tbactl.errors import ConfigError
 from tbactl.registry import suggestion
 
-RecipeKind = Literal["run", "sft"]
-KINDS: tuple[RecipeKind, ...] = ("run", "sft")
+RecipeKind = Literal["run", "sft", "reward"]
+KINDS: tuple[RecipeKind, ...] = ("run", "sft", "reward")
+# The command that takes a recipe of a kind.
+COMMANDS: Mapping[RecipeKind, str] = {"run": "run", "sft": "sft", "reward": "reward train"}
 # Where a wheel puts the recipes, relative to the environment's prefix (pyproject.toml, data-files).
 INSTALLED_RECIPES = "share/tbactl/recipes"
 

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from tbactl import registry
+from tbactl.config.objectives import objective_option_problems
 from tbactl.config.problems import Problem
+from tbactl.config.sections import ObjectiveSection
 from tbactl.config.settings import Settings, dotted
 from tbactl.config.tasks import POLICY_PREFIX, build_task, shipped_policy
 from tbactl.config.toml_lines import KeyPath
 from tbactl.errors import ConfigError, TbactlError
+from tbactl.policies.packaged import PACKAGE_PREFIX, check_packaged_policy
 
 # Setting -> group of the registry its value must be in. An evaluation has `engine` at the top.
 NAMED: tuple[tuple[KeyPath, str], ...] = (
@@ -20,13 +23,14 @@ NAMED: tuple[tuple[KeyPath, str], ...] = (
     (("engine",), "tbactl.engines"),
     (("trainer", "kind"), "tbactl.learners"),
     (("objective", "kind"), "tbactl.objectives"),
+    (("replay", "sampler"), "tbactl.samplers"),
 )
 
 
 def registered_problems(
     settings: Settings, *, sections: Collection[str], wrong: Collection[KeyPath]
 ) -> Iterator[Problem]:
-    """Check names against the registry, task options by building the task, and where the policy is.
+    """Check names against the registry, options of tasks and of built-in objectives, and where the policy is.
 
     Args:
         settings: the values.
@@ -45,6 +49,10 @@ def registered_problems(
         if path == ("task", "kind"):
             yield from _task_problems(name, settings.get(("task", "options")) or {})
             yield from _policy_problems(name, settings.get(("policy", "path")))
+    if "objective" in sections:
+        yield from _objective_problems(settings)
+    if "replay" in sections:
+        yield from _directory_problems(("replay", "embedder"), settings)
 
 
 def _task_problems(name: str, options: Any) -> Iterator[Problem]:
@@ -66,6 +74,13 @@ def _option_problem(sentence: str, options: dict[str, Any]) -> Problem:
     return Problem(path, sentence if sentence.startswith(prefix) else f"{prefix}: {sentence}")
 
 
+def _objective_problems(settings: Settings) -> Iterator[Problem]:
+    kind = settings.get(("objective", "kind")) or ObjectiveSection().kind
+    options = settings.get(("objective", "options")) or {}
+    if isinstance(kind, str) and isinstance(options, dict):
+        yield from objective_option_problems(options, kind=kind)
+
+
 def _policy_problems(task: str, policy: Any) -> Iterator[Problem]:
     if not isinstance(policy, str):
         return
@@ -75,5 +90,22 @@ def _policy_problems(task: str, policy: Any) -> Iterator[Problem]:
             shipped_policy(task, policy)
         except TbactlError as error:
             yield Problem(path, f"policy.path = '{policy}': {error}")
-    elif policy.startswith(("/", "./", "../", "~")) and not Path(policy).expanduser().is_dir():
-        yield Problem(path, f"policy.path = '{policy}': there is no such directory.")
+    elif policy.startswith(PACKAGE_PREFIX):
+        try:
+            check_packaged_policy(policy)
+        except ConfigError as error:
+            yield Problem(path, f"policy.path = '{policy}': {error}")
+    else:
+        yield from _no_directory(path, policy)
+
+
+def _directory_problems(path: KeyPath, settings: Settings) -> Iterator[Problem]:
+    source = settings.get(path)
+    if isinstance(source, str):
+        yield from _no_directory(path, source)
+
+
+def _no_directory(path: KeyPath, source: str) -> Iterator[Problem]:
+    # What does not look like a path may be a hub name.
+    if source.startswith(("/", "./", "../", "~")) and not Path(source).expanduser().is_dir():
+        yield Problem(path, f"{dotted(path)} = '{source}': there is no such directory.")

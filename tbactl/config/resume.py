@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -77,14 +78,12 @@ def load_resumed(run_directory: Path, *, overrides: Sequence[str] = ()) -> Loade
 def _forbidden_changes(before: RunConfig, after: RunConfig) -> list[str]:
     old, new = before.model_dump(mode="json"), after.model_dump(mode="json")
     changeable = ", ".join(dotted(path) for path in CHANGEABLE)
-    differences = _differences(old, new)
     problems = [
         f"{ORIGIN}: {dotted(path)} is fixed since the run began, for a resumed run continues the same optimizer, "
         f"buffer and random streams; it may change {changeable}. Start a new run for this."
-        for path in differences
-        if not any(path[: len(allowed)] == allowed for allowed in CHANGEABLE)
+        for path in fixed_differences(old, new)
     ]
-    if ("trainer", "max_steps") in differences and _ends_at_max_steps(before.trainer):
+    if before.trainer.max_steps != after.trainer.max_steps and _ends_at_max_steps(before.trainer):
         problems.append(
             f"{ORIGIN}: trainer.max_steps is fixed since the run began, for the learning rates of trainer.lr_schedule "
             f"'{before.trainer.lr_schedule}' depend on it; it may change with {', '.join(ENDLESS_SCHEDULES)}, and with "
@@ -99,8 +98,15 @@ def _ends_at_max_steps(trainer: TrainerSection) -> bool:
     return trainer.lr_schedule not in ENDLESS_SCHEDULES
 
 
+def fixed_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[KeyPath]:
+    """Settings that differ between two configurations, as JSON, and that a run keeps for its whole life."""
+    return [
+        path for path in _differences(old, new) if not any(path[: len(allowed)] == allowed for allowed in CHANGEABLE)
+    ]
+
+
 def _differences(old: object, new: object, path: KeyPath = ()) -> list[KeyPath]:
-    if isinstance(old, dict) and isinstance(new, dict):
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
         names = sorted({*old, *new})
         return [found for name in names for found in _differences(old.get(name), new.get(name), (*path, name))]
     return [] if old == new else [path]

@@ -7,28 +7,30 @@ run; those in WARNINGS are printed and the run goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from tbactl.config.derived import batch_trajectories, group_tokens, largest_group_bytes, smallest_ring_bytes
-from tbactl.config.problems import Problem
+from tbactl.config import replay_rules
+from tbactl.config.derived import group_tokens, largest_group_bytes, smallest_ring_bytes
+from tbactl.config.problems import Problem, setting_problem
 from tbactl.config.schedules import schedule_problems
 from tbactl.config.sections import RunConfig, SftConfig
+from tbactl.config.without_effect import settings_without_effect
 
 Rule = Callable[[RunConfig], Iterator[Problem]]
 
-
-def _problem(config: RunConfig | SftConfig, setting: str, rest: str) -> Problem:
-    value: Any = config
-    for part in setting.split("."):
-        value = getattr(value, part)
-    return Problem(tuple(setting.split(".")), f"{setting} = {value} {rest}")
+# Section and setting: each may have a `_final` value, reached after `_steps`.
+MOVING_SETTINGS = (
+    ("objective", "beta"),
+    ("searchers", "temperature"),
+    ("replay", "on_policy_fraction"),
+    ("replay", "inverse_temperature"),
+)
 
 
 def groups_hold_a_training_group(config: RunConfig) -> Iterator[Problem]:
     """On-policy, every prompt is trained on once, with the completions of one group: S >= K."""
     samples, used = config.searchers.num_completions, config.trainer.completions_per_prompt
     if config.mode == "sync" and samples < used:
-        yield _problem(
+        yield setting_problem(
             config,
             "searchers.num_completions",
             f"must be at least trainer.completions_per_prompt = {used} when mode = sync: a prompt is generated once.",
@@ -39,7 +41,7 @@ def evaluations_fall_on_syncs(config: RunConfig) -> Iterator[Problem]:
     """A searcher evaluates the weights it holds, so evaluations happen at syncs."""
     period, sync = config.evaluation.period, config.sync.period
     if period % sync:
-        yield _problem(
+        yield setting_problem(
             config,
             "evaluation.period",
             f"must be a multiple of sync.period = {sync}: searchers hold new weights only after a sync; "
@@ -47,44 +49,31 @@ def evaluations_fall_on_syncs(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def buffer_can_start(config: RunConfig) -> Iterator[Problem]:
-    """The buffer must be able to hold what training waits for."""
-    if config.replay.initial_trajectories > config.replay.capacity:
-        yield _problem(
-            config,
-            "replay.initial_trajectories",
-            f"must not exceed replay.capacity = {config.replay.capacity}: the buffer would never hold so many, "
-            f"and training would never start.",
-        )
+def schedules_have_a_length(config: RunConfig) -> Iterator[Problem]:
+    """A final value needs steps to get there."""
+    for section, name in MOVING_SETTINGS:
+        settings = getattr(config, section)
+        if getattr(settings, f"{name}_final") is not None and getattr(settings, f"{name}_steps") == 0:
+            yield setting_problem(
+                config,
+                f"{section}.{name}_final",
+                f"needs {section}.{name}_steps > 0, the length of the change; for a constant {name} leave "
+                f"{name}_final away.",
+            )
 
 
-def buffer_holds_a_batch(config: RunConfig) -> Iterator[Problem]:
-    """B * K trajectories, K of them of one prompt, must fit."""
-    trainer, replay = config.trainer, config.replay
-    if replay.capacity < batch_trajectories(config):
-        yield _problem(
-            config,
-            "replay.capacity",
-            f"must be at least one batch, trainer.prompts_per_step * trainer.completions_per_prompt = "
-            f"{trainer.prompts_per_step} * {trainer.completions_per_prompt} = {batch_trajectories(config)}.",
-        )
-    if replay.capacity_per_prompt < trainer.completions_per_prompt:
-        yield _problem(
-            config,
-            "replay.capacity_per_prompt",
-            f"must be at least trainer.completions_per_prompt = {trainer.completions_per_prompt}: "
-            f"a training group could never be drawn.",
-        )
-
-
-def beta_schedule_has_a_length(config: RunConfig) -> Iterator[Problem]:
-    """A final beta needs steps to get there."""
+def beta_jumps_before_the_end_of_its_line(config: RunConfig) -> Iterator[Problem]:
+    """The jump is to the final beta, from a line that has not got there."""
     objective = config.objective
-    if objective.beta_final is not None and objective.beta_steps == 0:
-        yield _problem(
+    if objective.beta_stop_step is None:
+        return
+    if objective.beta_final is None:
+        yield setting_problem(config, "objective.beta_stop_step", "needs objective.beta_final, where beta jumps to.")
+    elif 0 < objective.beta_steps < objective.beta_stop_step:
+        yield setting_problem(
             config,
-            "objective.beta_final",
-            "needs objective.beta_steps > 0, the length of the change; for a constant beta leave beta_final away.",
+            "objective.beta_stop_step",
+            f"must not exceed objective.beta_steps = {objective.beta_steps}: there beta has its final value already.",
         )
 
 
@@ -93,46 +82,44 @@ def prompts_divide_among_ranks(config: RunConfig) -> Iterator[Problem]:
     trainer = config.trainer
     if trainer.prompts_per_step % trainer.num_ranks:
         fitting = max(1, round(trainer.prompts_per_step / trainer.num_ranks)) * trainer.num_ranks
-        yield _problem(
+        yield setting_problem(
             config,
             "trainer.prompts_per_step",
             f"must be divisible by trainer.num_ranks = {trainer.num_ranks}: a group is never split; use {fitting}.",
         )
 
 
-def sync_mode_is_on_policy(config: RunConfig) -> Iterator[Problem]:
-    """Mode sync promises on-policy training: new weights after every step, only their data."""
-    if config.mode == "sync" and config.sync.period != 1:
-        yield _problem(config, "sync.period", "must be 1 when mode = sync: searchers and trainer take turns.")
-    if config.mode == "sync" and config.replay.on_policy_fraction != 1.0:
-        yield _problem(
-            config,
-            "replay.on_policy_fraction",
-            "must be 1.0 when mode = sync: only the data of the newest policy is used.",
-        )
-
-
-def staleness_limit_leaves_data(config: RunConfig) -> Iterator[Problem]:
-    """Async: data is up to k - 1 steps old before a sync, and one more while a completion is generated."""
-    limit, period = config.replay.max_staleness, config.sync.period
-    if config.mode == "async" and limit is not None and limit < period:
-        yield _problem(
-            config,
-            "replay.max_staleness",
-            f"must be at least sync.period = {period} when mode = async: just before a sync even the newest data is "
-            f"that old, and the trainer would starve; raise it, or choose mode = 'sync' for on-policy training.",
-        )
-
-
 def ring_takes_the_largest_group(config: RunConfig) -> Iterator[Problem]:
     """A record that does not fit its ring can never be delivered."""
     if config.searchers.ring_capacity_bytes < smallest_ring_bytes(config):
-        yield _problem(
+        yield setting_problem(
             config,
             "searchers.ring_capacity_bytes",
             f"must be at least {smallest_ring_bytes(config)}: twice the largest group "
             f"({config.searchers.num_completions} completions of {config.searchers.max_new_tokens} tokens, "
             f"about {largest_group_bytes(config)} bytes).",
+        )
+
+
+def adapters_have_layers(config: RunConfig) -> Iterator[Problem]:
+    """Adapters are put on all linear layers, or on those that are named."""
+    policy = config.policy
+    if policy.lora_rank and not policy.lora_target_modules:
+        yield setting_problem(config, "policy.lora_target_modules", "must name at least one layer, or ['all-linear'].")
+    if "all-linear" in policy.lora_target_modules and len(policy.lora_target_modules) > 1:
+        yield setting_problem(
+            config, "policy.lora_target_modules", "must be ['all-linear'] alone, or names of layers without it."
+        )
+
+
+def reference_of_adapters_is_their_base(config: RunConfig) -> Iterator[Problem]:
+    """With adapters there is no second model that could follow the policy."""
+    if config.policy.lora_rank and config.reference.kind != "initial":
+        yield setting_problem(
+            config,
+            "reference.kind",
+            "must be 'initial' with policy.lora_rank > 0: the reference is the policy without its adapters, which "
+            "stays as it is; train all weights (policy.lora_rank = 0) to move it.",
         )
 
 
@@ -144,13 +131,19 @@ def learning_rate_schedule_is_complete(config: RunConfig) -> Iterator[Problem]:
 ERRORS: tuple[Rule, ...] = (
     groups_hold_a_training_group,
     evaluations_fall_on_syncs,
-    buffer_can_start,
-    buffer_holds_a_batch,
-    beta_schedule_has_a_length,
+    replay_rules.buffer_can_start,
+    replay_rules.buffer_holds_a_batch,
+    schedules_have_a_length,
+    beta_jumps_before_the_end_of_its_line,
     prompts_divide_among_ranks,
-    sync_mode_is_on_policy,
-    staleness_limit_leaves_data,
+    replay_rules.sync_mode_is_on_policy,
+    replay_rules.staleness_limit_leaves_data,
+    replay_rules.samples_per_insert_bounds_are_in_order,
+    replay_rules.samples_per_insert_lets_training_start,
+    replay_rules.near_duplicates_can_be_found,
     ring_takes_the_largest_group,
+    adapters_have_layers,
+    reference_of_adapters_is_their_base,
     learning_rate_schedule_is_complete,
 )
 
@@ -159,7 +152,7 @@ def groups_smaller_than_training_groups(config: RunConfig) -> Iterator[Problem]:
     """Async with S < K works only where prompts come back."""
     used = config.trainer.completions_per_prompt
     if config.mode == "async" and config.searchers.num_completions < used:
-        yield _problem(
+        yield setting_problem(
             config,
             "searchers.num_completions",
             f"is less than trainer.completions_per_prompt = {used}: a prompt fills a training group only when it was "
@@ -167,20 +160,10 @@ def groups_smaller_than_training_groups(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def training_starts_with_less_than_a_batch(config: RunConfig) -> Iterator[Problem]:
-    """The first batches would repeat prompts."""
-    if config.replay.initial_trajectories < batch_trajectories(config):
-        yield _problem(
-            config,
-            "replay.initial_trajectories",
-            f"is less than one batch of {batch_trajectories(config)}: the first steps draw some prompts twice.",
-        )
-
-
 def passes_exceed_the_token_budget(config: RunConfig) -> Iterator[Problem]:
     """A group is never split, whatever the budget says."""
     if config.trainer.micro_batch_tokens < group_tokens(config):
-        yield _problem(
+        yield setting_problem(
             config,
             "trainer.micro_batch_tokens",
             f"is less than a full group, trainer.completions_per_prompt * (searchers.max_prompt_tokens + "
@@ -191,10 +174,11 @@ def passes_exceed_the_token_budget(config: RunConfig) -> Iterator[Problem]:
 def nucleus_changes_behaviour_logprobs(config: RunConfig) -> Iterator[Problem]:
     """top_p < 1: the engine's log-probs are renormalised over the nucleus."""
     if config.searchers.top_p < 1.0:
-        yield _problem(
+        yield setting_problem(
             config,
             "searchers.top_p",
-            "renormalises the behaviour log-probs over the nucleus: they no longer compare with the trainer's.",
+            "renormalises the behaviour log-probs over the nucleus: they no longer compare with the trainer's, and "
+            "objectives that use their ratio are biased.",
         )
 
 
@@ -202,7 +186,7 @@ def bfloat16_sets_off_the_alarm(config: RunConfig) -> Iterator[Problem]:
     """Rounding alone exceeds a float32 alarm level."""
     sync = config.sync
     if config.policy.dtype == "bfloat16" and sync.probe_sequences and sync.max_logprob_difference < 0.05:
-        yield _problem(
+        yield setting_problem(
             config,
             "sync.max_logprob_difference",
             "is an alarm level for float32: with policy.dtype = bfloat16 rounding alone exceeds it; use 0.05 or more.",
@@ -213,39 +197,60 @@ def warmup_never_ends(config: RunConfig) -> Iterator[Problem]:
     """The peak learning rate is reached after the last step."""
     trainer = config.trainer
     if trainer.warmup_steps >= trainer.max_steps and trainer.lr_schedule != "constant":
-        yield _problem(
+        yield setting_problem(
             config,
             "trainer.warmup_steps",
             f"reaches the peak learning rate after trainer.max_steps = {trainer.max_steps} only.",
         )
 
 
-def settings_without_effect(config: RunConfig) -> Iterator[Problem]:
-    """A setting that nothing reads, because of another one."""
-    replay, trainer, evaluation, sync = config.replay, config.trainer, config.evaluation, config.sync
-    if trainer.warmup_steps and trainer.lr_schedule == "constant":
-        yield _problem(config, "trainer.warmup_steps", "has no effect with trainer.lr_schedule = constant.")
-    if config.objective.beta_steps and config.objective.beta_final is None:
-        yield _problem(config, "objective.beta_steps", "has no effect without objective.beta_final.")
-    if replay.inverse_temperature != 1.0 and replay.prioritization == "uniform":
-        yield _problem(config, "replay.inverse_temperature", "has no effect with replay.prioritization = uniform.")
-    if replay.prioritization == "reward-softmax" and replay.on_policy_fraction == 1.0:
-        yield _problem(config, "replay.prioritization", "has no effect with replay.on_policy_fraction = 1.")
-    if evaluation.period and not evaluation.num_prompts:
-        yield _problem(config, "evaluation.period", "has no effect with evaluation.num_prompts = 0.")
-    if evaluation.target is not None and not evaluation.num_prompts:
-        yield _problem(config, "evaluation.target", "has no effect with evaluation.num_prompts = 0.")
-    if sync.max_logprob_difference != 1e-3 and not sync.probe_sequences:
-        yield _problem(config, "sync.max_logprob_difference", "has no effect with sync.probe_sequences = 0.")
+def steps_without_a_final_value(config: RunConfig) -> Iterator[Problem]:
+    """Steps of a change need a value to change to."""
+    for section, name in MOVING_SETTINGS:
+        settings = getattr(config, section)
+        if getattr(settings, f"{name}_steps") and getattr(settings, f"{name}_final") is None:
+            yield setting_problem(config, f"{section}.{name}_steps", f"has no effect without {section}.{name}_final.")
+
+
+def reference_never_moves(config: RunConfig) -> Iterator[Problem]:
+    """A reset, or a move of the average, that comes after the last step; or an average that keeps all of the old."""
+    reference, max_steps = config.reference, config.trainer.max_steps
+    if reference.kind == "initial":
+        return
+    if reference.period >= max_steps:
+        yield setting_problem(
+            config,
+            "reference.period",
+            f"moves the reference after trainer.max_steps = {max_steps} only: it stays the initial policy.",
+        )
+    if reference.kind == "ema" and reference.ema_decay == 1.0:
+        yield setting_problem(config, "reference.ema_decay", "keeps the old reference: it stays the initial policy.")
+
+
+def sampling_is_hotter_than_the_policy(config: RunConfig) -> Iterator[Problem]:
+    """Mode sync promises on-policy data; while the temperature moves it is not."""
+    searchers = config.searchers
+    if config.mode == "sync" and searchers.temperature_final not in (None, searchers.temperature):
+        yield setting_problem(
+            config,
+            "searchers.temperature_final",
+            f"is the policy's temperature from the start: in the first searchers.temperature_steps = "
+            f"{searchers.temperature_steps} steps the data of mode = sync is not on-policy.",
+        )
 
 
 WARNINGS: tuple[Rule, ...] = (
     groups_smaller_than_training_groups,
-    training_starts_with_less_than_a_batch,
+    replay_rules.training_starts_with_less_than_a_batch,
+    replay_rules.training_starts_later_than_it_seems,
+    replay_rules.cosine_of_the_default_tolerance,
     passes_exceed_the_token_budget,
     nucleus_changes_behaviour_logprobs,
     bfloat16_sets_off_the_alarm,
     warmup_never_ends,
+    reference_never_moves,
+    sampling_is_hotter_than_the_policy,
+    steps_without_a_final_value,
     settings_without_effect,
 )
 
@@ -261,6 +266,10 @@ def sft_problems(config: SftConfig) -> Iterator[Problem]:
         yield from schedule_problems(stage.lr_schedule, stage.lr_schedule_options, section=f"stages.{index}")
     for setting in ("batch_tokens", "micro_batch_tokens"):
         if config.max_tokens > getattr(config, setting):
-            yield _problem(config, setting, f"must be at least max_tokens = {config.max_tokens}: an example must fit.")
+            yield setting_problem(
+                config, setting, f"must be at least max_tokens = {config.max_tokens}: an example must fit."
+            )
+    if config.policy is not None and config.policy.lora_rank:
+        yield setting_problem(config, "policy.lora_rank", "must be 0: supervised fine-tuning trains all weights.")
     if config.policy is not None and config.architecture:
         yield Problem(("architecture",), "architecture has no effect when policy is set: its shape is the policy's.")

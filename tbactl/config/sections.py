@@ -36,11 +36,18 @@ class PolicySection(Section):
     """The language model that is trained; its initial weights are the reference policy."""
 
     path: str
-    """Hugging Face hub name, local directory, or `task:NAME` for a policy that the task's package ships."""
+    """Hugging Face hub name, local directory, `task:NAME` for a policy that the task's package ships, or `package:NAME`
+    for one that another Python package holds (`package:smollm2-135m-instruct`)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the trainer's weights and of the searchers' computation."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Off unless you trust its author."""
+    lora_rank: Annotated[int, Field(ge=0)] = 0
+    """Train low-rank adapters of this rank alone; the reference is the policy without them. 0: train all weights."""
+    lora_alpha: PositiveFloat = 16.0
+    """Adapters are scaled by `lora_alpha` / `lora_rank`."""
+    lora_target_modules: tuple[str, ...] = ("all-linear",)
+    """Names of the layers that get adapters; `all-linear`: all but the head."""
 
 
 class SearchersSection(Section):
@@ -59,9 +66,13 @@ class SearchersSection(Section):
     max_new_tokens: PositiveInt = 512
     """Completions are cut here (`finish_reason` = length; no EOS is added)."""
     temperature: PositiveFloat = 0.7
-    """Sampling temperature; policy, reference and behaviour log-probs all refer to it."""
+    """Sampling temperature; policy and reference log-probs refer to it as well, or to its final value."""
+    temperature_final: PositiveFloat | None = None
+    """Sampling temperature from `temperature_steps` on. Policy and reference log-probs refer to it from the start."""
+    temperature_steps: Annotated[int, Field(ge=0)] = 0
+    """Length, in optimizer steps, of the linear change from `temperature` to `temperature_final`."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Nucleus sampling. Below 1 behaviour log-probs are renormalised over the nucleus; no objective uses them."""
+    """Nucleus sampling. Below 1 behaviour log-probs are renormalised over the nucleus, which biases ratios to them."""
     max_concurrent_groups: PositiveInt = 16
     """Prompts in flight in one searcher."""
     ring_capacity_bytes: Annotated[int, Field(ge=4096)] = 64 * 2**20
@@ -81,25 +92,67 @@ class ObjectiveSection(Section):
     """KL coefficient from `beta_steps` on; None keeps it constant."""
     beta_steps: Annotated[int, Field(ge=0)] = 0
     """Length, in optimizer steps, of the linear change from `beta` to `beta_final`."""
+    beta_stop_step: Annotated[int, Field(ge=0)] | None = None
+    """Jump to `beta_final` at this optimizer step, before the line gets there. None: no jump."""
+
+
+class ReferenceSection(Section):
+    """What the policy is kept close to."""
+
+    kind: Literal["initial", "reset", "ema"] = "initial"
+    """`initial`: the first policy. `reset`: replaced by the policy every `period` steps. `ema`: moved towards it."""
+    period: PositiveInt = 50
+    """Optimizer steps between two resets, or two moves of the average."""
+    ema_decay: Fraction = 0.99
+    """Share of the old reference that a move of the average keeps."""
+    resets_optimizer: bool = False
+    """Forget the optimizer's averages at each reset."""
 
 
 class ReplaySection(Section):
     """The central store of trajectories."""
 
     capacity: PositiveInt = 100_000
-    """Trajectories kept in all; the oldest leave first."""
+    """Trajectories kept in all."""
     capacity_per_prompt: PositiveInt = 100
-    """Trajectories kept for each prompt; the oldest leave first."""
+    """Trajectories kept for each prompt."""
+    eviction: Literal["oldest", "lowest-reward"] = "oldest"
+    """Which trajectories leave first when a prompt, or the buffer, is full."""
     initial_trajectories: PositiveInt = 128
     """Training starts when this many trajectories have arrived, repeated ones included."""
+    intake: Literal["continuous", "at-sync"] = "continuous"
+    """When what has arrived enters the buffer: before every optimizer step, or only at those that sync."""
+    sampler: str = "mixture"
+    """How batches are drawn: `mixture` (of recency and the whole buffer), or one kind alone: `recency`, `uniform`,
+    `reward-softmax`, `residual`."""
     on_policy_fraction: Fraction = 0.95
     """m: probability, drawn for each prompt of a batch, of taking the most recent data; otherwise the whole buffer."""
-    prioritization: Literal["uniform", "reward-softmax"] = "uniform"
-    """How trajectories of a prompt are drawn when the whole buffer is used."""
+    on_policy_fraction_final: Fraction | None = None
+    """m from `on_policy_fraction_steps` on; None keeps it constant."""
+    on_policy_fraction_steps: Annotated[int, Field(ge=0)] = 0
+    """Length, in optimizer steps, of the linear change of m."""
+    prioritization: Literal["uniform", "reward-softmax", "residual"] = "uniform"
+    """How the mixture draws trajectories of a prompt when it uses the whole buffer."""
     inverse_temperature: NonNegativeFloat = 1.0
     """Of the reward softmax; 0 is uniform."""
+    inverse_temperature_final: NonNegativeFloat | None = None
+    """Of the reward softmax from `inverse_temperature_steps` on; None keeps it constant."""
+    inverse_temperature_steps: Annotated[int, Field(ge=0)] = 0
+    """Length, in optimizer steps, of the linear change of the inverse temperature."""
+    residual_exponent: NonNegativeFloat = 1.0
+    """Probability of a draw by residual is proportional to |residual| to this power; 0 is uniform."""
     max_staleness: Annotated[int, Field(ge=0)] | None = None
     """Trajectories older than this many optimizer steps are not drawn. None: no limit (any age is valid)."""
+    max_samples_per_insert: PositiveFloat | None = None
+    """The trainer waits for new data when each trajectory received was trained on this often, on average."""
+    min_samples_per_insert: NonNegativeFloat = 0.0
+    """New data waits in the rings, and so holds the searchers, while each trajectory was trained on less than this."""
+    near_duplicates: Literal["keep", "edit-distance", "embedding"] = "keep"
+    """Of two completions of a prompt that are almost the same, keep both, or the one with the higher reward only."""
+    near_duplicate_tolerance: NonNegativeFloat = 0.25
+    """edit-distance: almost the same below this share of both lengths together. embedding: above this cosine."""
+    embedder: str | None = None
+    """For `near_duplicates = "embedding"`: hub name or local directory of a sentence encoder."""
 
 
 class TrainerSection(Section):
@@ -152,6 +205,8 @@ class SyncSection(Section):
     """Sequences whose log-probs are compared between trainer and searcher after each sync; 0: no comparison."""
     max_logprob_difference: PositiveFloat = 1e-3
     """Alarm level for that comparison, in nats (raise it for bfloat16)."""
+    weights: Literal["merged", "adapter"] = "merged"
+    """Published when adapters are trained (`policy.lora_rank`): whole weights, or adapters, which searchers merge."""
 
 
 class EvaluationSection(Section):
@@ -219,6 +274,7 @@ class RunConfig(Section):
     policy: PolicySection
     searchers: SearchersSection = SearchersSection()
     objective: ObjectiveSection = ObjectiveSection()
+    reference: ReferenceSection = ReferenceSection()
     replay: ReplaySection = ReplaySection()
     trainer: TrainerSection = TrainerSection()
     sync: SyncSection = SyncSection()

@@ -43,9 +43,14 @@ def _evaluation(details: Mapping[str, Any]) -> str:
     return f"held-out {shown} at v{details['policy_version']}"
 
 
+ALARMS = {"evaluation": "an evaluation failed", "delivery": "a group could not be delivered"}
+
+
 def _alarm(details: Mapping[str, Any]) -> str:
-    difference = details.get("logprob_difference")
-    return f"log-prob difference {difference:.1e}" if difference is not None else "alarm"
+    about = details.get("about", "none")
+    if about == "weights":
+        return f"new weights: alarm, log-prob difference {details['logprob_difference']:.1e}"
+    return ALARMS.get(about, "alarm")
 
 
 SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {

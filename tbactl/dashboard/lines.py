@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 from tbactl.config.layout import RunLayout
@@ -29,14 +30,25 @@ class LineSource:
         self._skip_until = attempt
 
     def new_lines(self, page: ControlPage | None = None) -> Iterator[str]:
-        """Lines for new events and steps; with a page also the searchers' speed."""
-        for event in self._events.read_new():
-            if event.get("kind") == "run_started" and event.get("details", {}).get("attempt") == self._skip_until:
-                self._skip_until = None
-            if self._skip_until is None:
-                yield event_line(event)
-        for step in self._metrics.read_new():
-            yield step_line(step, max_steps=self._max_steps, page=page)
+        """Lines for new events and steps, in the order of time; with a page also the searchers' speed."""
+        timed = [(_wall_s(event), event_line(event)) for event in self._events.read_new() if self._is_wanted(event)]
+        timed += [
+            (float(step.get("wall_time") or 0.0), step_line(step, max_steps=self._max_steps, page=page))
+            for step in self._metrics.read_new()
+        ]
+        return (line for _, line in sorted(timed, key=lambda pair: pair[0]))
+
+    def _is_wanted(self, event: Mapping[str, Any]) -> bool:
+        if event.get("kind") == "run_started" and event.get("details", {}).get("attempt") == self._skip_until:
+            self._skip_until = None
+        return self._skip_until is None
+
+
+def _wall_s(event: Mapping[str, Any]) -> float:
+    try:
+        return datetime.fromisoformat(event["time"]).timestamp()
+    except (KeyError, TypeError, ValueError):  # a damaged line: shown first
+        return 0.0
 
 
 def event_line(event: Mapping[str, Any]) -> str:

@@ -56,7 +56,7 @@ def trainer_panel(state: DashboardState, *, width: int, height: int) -> Panel:
     words = state.trainer
     if not words:
         return framed(Text("no process", style=LABEL), title="trainer", width=width, height=height)
-    pairs = [
+    of_last_step = [
         ("loss", _number(words["f_loss"])),
         ("residual", _number(words["f_residual"])),
         ("log Z", _number(words["f_log_z"])),
@@ -67,6 +67,10 @@ def trainer_panel(state: DashboardState, *, width: int, height: int) -> Panel:
         ("idle", f"{words['f_idle_fraction']:.0%}"),
         ("pace", f"{words['f_steps_per_second']:.3g}/s"),
         ("update", f"{words['f_step_seconds']:.3g}s"),
+    ]
+    # Zeros would look like measurements.
+    pairs = of_last_step if words["f_step_seconds"] else [(name, "-") for name, _ in of_last_step]
+    pairs += [
         ("sent", f"v{words['published_version']:.0f}"),
         ("saved", f"{words['checkpoint_step']:.0f}" if words["checkpoint_step"] else "-"),
         ("in", _count(words["num_trajectories_received"])),

@@ -78,10 +78,15 @@ class WatchedRun:
         return None
 
     def elapsed_s(self) -> float:
-        """Seconds from the supervisor's start until now, or to the end."""
+        """Seconds from the supervisor's start until now, or to the end; of a killed run, to its last sign of life."""
         if self.record.duration_s is not None:
             return self.record.duration_s
-        return max(0.0, self._clock.wall_s() - datetime.fromisoformat(self.record.started_at).timestamp())
+        until_s = self._clock.wall_s() if self.is_alive else self._last_written_s()
+        return max(0.0, until_s - datetime.fromisoformat(self.record.started_at).timestamp())
+
+    def _last_written_s(self) -> float:
+        files = (self.layout.events, self.layout.metrics, self.layout.identity)
+        return max(file.stat().st_mtime for file in files if file.exists())
 
 
 def _open_page(record: RunRecord) -> ControlPage | None:

@@ -58,6 +58,15 @@ class TrainerPhase(IntEnum):
     DONE = 6
 
 
+class AlarmKind(IntEnum):
+    """What a process's last alarm was about; its log says the rest."""
+
+    NONE = 0
+    WEIGHTS = 1  # other weights than those published, or other log-probs
+    EVALUATION = 2
+    DELIVERY = 3  # a group that could not be written to the ring
+
+
 def _words(*names: str) -> tuple[str, ...]:
     """Check that a table fits a slot and names nothing twice."""
     assert len(names) <= SLOT_WORDS and len(set(names)) == len(names)
@@ -124,6 +133,7 @@ SEARCHER_WORDS = _words(
     "stream_position",
     "num_syncs",
     "num_alarms",
+    "alarm_kind",
     "f_tokens_per_s",
     "f_ring_fill",
     "f_sync_seconds",

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tbactl.errors import CapacityError, ChildFailedError
 from tbactl.ipc.codec import CodecError, encode
-from tbactl.ipc.control_page import Slot
+from tbactl.ipc.control_page import AlarmKind, Slot
 from tbactl.ipc.ring import RingWriter
 from tbactl.searcher.prompt_stream import Cursor
 from tbactl.searcher.scoring import ScoredGroup
@@ -127,6 +127,7 @@ class Outbox:
             self._slot.add(num_groups_written=1)
         except (CapacityError, CodecError) as error:
             logger.error("group given up: %s", error)
+            self._slot.set(alarm_kind=AlarmKind.DELIVERY)
             self._slot.add(num_alarms=1, num_failed=len(group.scored))
             if self._in_order:
                 if not group.scored:

@@ -14,7 +14,7 @@ from tbactl.clock import Clock
 from tbactl.config.layout import ProcessConfig
 from tbactl.engines.generate import generate
 from tbactl.errors import TbactlError
-from tbactl.ipc.control_page import ControlPage, Slot
+from tbactl.ipc.control_page import AlarmKind, ControlPage, Slot
 from tbactl.protocols import Engine, FinishedRequest, Task
 from tbactl.types import Completion, EvaluationResult, Prompt, SamplingParams
 
@@ -93,10 +93,10 @@ class Evaluator:
             raise
         except EvaluationAbortedError as error:
             logger.error("evaluation version=%d given up: %s", version, error)
-            self._slot.add(num_alarms=1)
+            self._alarm()
         except Exception:
             logger.exception("evaluation version=%d failed", version)
-            self._slot.add(num_alarms=1)
+            self._alarm()
         else:
             self._record(result, seconds=self._clock.monotonic_s() - start_s)
         finally:
@@ -141,6 +141,10 @@ class Evaluator:
             seed=self._run.seed,
             policy_version=self._engine.policy_version,
         )
+
+    def _alarm(self) -> None:
+        self._slot.set(alarm_kind=AlarmKind.EVALUATION)
+        self._slot.add(num_alarms=1)
 
     def _record(self, result: EvaluationResult, *, seconds: float) -> None:
         line = msgspec.to_builtins(dataclasses.replace(result, seconds=result.seconds or seconds))

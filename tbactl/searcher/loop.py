@@ -28,6 +28,7 @@ from tbactl.errors import TbactlError
 from tbactl.ipc.child import Pulse
 from tbactl.ipc.control_page import ControlPage, ProcessState, RunState
 from tbactl.ipc.ring import RingWriter
+from tbactl.objectives.schedules import sampling_temperature_at
 from tbactl.protocols import Engine, FinishedRequest, GenerationRequest
 from tbactl.searcher.delivery import Outbox
 from tbactl.searcher.evaluation import EvaluationAbortedError, Evaluator
@@ -111,11 +112,6 @@ class Searcher:
         self._clock = clock
         self._open: dict[int, _OpenGroup] = {}  # by position
         self._requests: dict[str, tuple[int, int]] = {}  # id -> position, number
-        self._sampling = SamplingParams(
-            max_new_tokens=self._settings.max_new_tokens,
-            temperature=self._settings.temperature,
-            top_p=self._settings.top_p,
-        )
 
     def run(self) -> None:
         """Explore, then drain, then wait for the end.
@@ -197,6 +193,7 @@ class Searcher:
         )
         self._slot.add(num_prompts_started=1)
         self._slot.set(num_skipped_prompts=self._parts.stream.num_skipped)
+        sampling = self._sampling()
         for k in range(num_completions):
             name = f"{streamed.position}-{k}"
             self._requests[name] = (streamed.position, k)
@@ -204,10 +201,19 @@ class Searcher:
                 GenerationRequest(
                     request_id=name,
                     prompt_token_ids=streamed.token_ids,
-                    sampling=self._sampling,
+                    sampling=sampling,
                     seed=request_seed(self._seed, streamed.position, k) if self._is_sync else None,
                 )
             )
+
+    def _sampling(self) -> SamplingParams:
+        # By the version that is loaded now, whatever newer weights arrive while the group is generated.
+        version = self._parts.engine.policy_version
+        return SamplingParams(
+            max_new_tokens=self._settings.max_new_tokens,
+            temperature=sampling_temperature_at(self._settings, step=version),
+            top_p=self._settings.top_p,
+        )
 
     def _sort_in(self, finished: FinishedRequest) -> None:
         if finished.request_id not in self._requests:  # left over from an evaluation that was given up

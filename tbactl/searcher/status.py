@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from tbactl.clock import Clock
-from tbactl.ipc.control_page import Slot
+from tbactl.ipc.control_page import AlarmKind, Slot
 from tbactl.types import Completion
 from tbactl.weight_sync.subscriber import SyncReport
 
@@ -50,7 +50,10 @@ class Status:
             # Last: who sees the new version sees what belongs to it.
             loaded_version=report.version,
         )
-        self._slot.add(num_syncs=1, num_alarms=len(report.alarms))
+        self._slot.add(num_syncs=1)
+        if report.alarms:
+            self._slot.set(alarm_kind=AlarmKind.WEIGHTS)
+            self._slot.add(num_alarms=len(report.alarms))
 
     def update(self, *, num_active_requests: int, ring_fill: float) -> None:
         """Write rates and means, when they are due."""

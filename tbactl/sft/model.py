@@ -17,8 +17,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from tbactl.checkpoints.resolve import resolved_policy
 from tbactl.config.sections import SftConfig
-from tbactl.errors import ConfigError
+from tbactl.errors import CheckpointError, ConfigError
 from tbactl.sft.examples import ExampleSource, mixed_texts
 from tbactl.sft.tokenizer import train_tokenizer
 
@@ -29,7 +30,11 @@ def initial_policy(config: SftConfig, *, source: ExampleSource) -> tuple[PreTrai
     """The policy named by the configuration, or a new Llama with a tokenizer of its own; weights in float32."""
     torch.manual_seed(config.seed)
     if config.policy is not None:
-        return load_policy(config.policy.path, trust_remote_code=config.policy.trust_remote_code)
+        try:
+            with resolved_policy(config.policy.path, task=config.task.kind) as directory:
+                return load_policy(directory, trust_remote_code=config.policy.trust_remote_code)
+        except CheckpointError as error:
+            raise ConfigError(f"policy.path: {error}") from error
     tokenizer = train_tokenizer(
         _tokenizer_texts(config, source=source),
         vocabulary_size=config.vocabulary_size,

@@ -10,6 +10,7 @@ from typing import Any
 from tbactl.config.sections import PolicySection, RunConfig
 from tbactl.config.tasks import POLICY_PREFIX, shipped_policy
 from tbactl.errors import ConfigError
+from tbactl.policies.packaged import PACKAGE_PREFIX, packaged_policy
 
 BYTES_PER_PARAMETER = {"float32": 4, "bfloat16": 2}
 MAX_HEADER_BYTES = 100 * 2**20
@@ -19,9 +20,11 @@ def resolve_policy(config: RunConfig) -> Path:
     """`policy.path` as a local directory, or the hub name as it is.
 
     Raises:
-        ConfigError: `task:NAME` names a policy that the task does not ship.
+        ConfigError: `task:NAME` names a policy that the task does not ship, or `package:NAME` one that cannot be had.
     """
     path = config.policy.path
+    if path.startswith(PACKAGE_PREFIX):
+        return packaged_policy(path)
     if not path.startswith(POLICY_PREFIX):
         directory = Path(path).expanduser()
         return directory.resolve() if directory.is_dir() else Path(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tbactl.dashboard.tail import JsonlTail
-from tbactl.ipc.control_page import ControlPage, ProcessState
+from tbactl.ipc.control_page import AlarmKind, ControlPage, ProcessState
 from tbactl.supervision.events import EventLog
 
 
@@ -102,8 +102,9 @@ class ProgressRecorder:
 
     def _observe_searcher(self, name: str, slot: dict[str, float]) -> None:
         if alarms := self._changed(name, "num_alarms", slot):
-            difference = slot["f_logprob_difference"]
-            self._events.record("alarm", process=name, num_alarms=int(alarms), logprob_difference=difference)
+            kind = AlarmKind(int(slot["alarm_kind"]))
+            details = {"logprob_difference": slot["f_logprob_difference"]} if kind == AlarmKind.WEIGHTS else {}
+            self._events.record("alarm", process=name, num_alarms=int(alarms), about=kind.name.lower(), **details)
 
     def _changed(self, process: str, word: str, slot: dict[str, float]) -> float:
         """The word's value when it differs from the last look and is not zero, else 0."""

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
+from tbactl.checkpoints.store import usable_checkpoint
 from tbactl.clock import Clock, SystemClock
 from tbactl.config.hardware import Profile
 from tbactl.config.layout import SHM_ROOT, CheckpointLayout, ProcessConfig, RunLayout, ShmLayout
@@ -80,7 +81,7 @@ def prepare(
 
     Raises:
         CapacityError: the shared memory will not fit.
-        CheckpointError: there is nothing to resume from.
+        CheckpointError: there is nothing to resume from, or nothing undamaged.
         ConfigError: the run to resume is still alive, a policy is not found, or processes cannot be placed.
     """
     clock = clock or SystemClock()
@@ -92,7 +93,7 @@ def prepare(
         layout, attempt, checkpoint = RunLayout(new_directory(config, clock=clock)), 1, None
     else:
         layout = RunLayout(resume.resolve())
-        attempt, checkpoint = resumable(resume).attempt + 1, latest_checkpoint(layout)
+        attempt, checkpoint = resumable(resume).attempt + 1, usable_checkpoint(latest_checkpoint(layout))
     logs = layout.logs / f"attempt_{attempt:03d}"
     logs.mkdir(parents=True)
     point_symlink(layout.logs / "latest", logs.name)

@@ -8,7 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
-from tbactl.config.derived import shared_memory_bytes
+from tbactl.config.derived import shared_memory_bytes, weight_copies
 from tbactl.config.layout import SHM_PREFIX, SHM_ROOT, ShmLayout
 from tbactl.config.sections import RunConfig
 from tbactl.errors import CapacityError
@@ -68,9 +68,9 @@ def check_free_space(config: RunConfig, *, policy_bytes: int, root: Path = SHM_R
     if free < need_bytes:
         raise CapacityError(
             f"{root} has {free / 2**20:,.0f} MiB free, but this run needs {need_bytes / 2**20:,.0f} MiB there (rings: "
-            f"searchers.num_searchers x searchers.ring_capacity_bytes; weights: 3 x the policy). Lower "
-            f"searchers.ring_capacity_bytes, or enlarge it (docker run --shm-size=..., or `mount -o remount,size=... "
-            f"{root}`); `tbactl doctor` shows what dead runs left there."
+            f"searchers.num_searchers x searchers.ring_capacity_bytes; weights: {weight_copies(config)} x the policy). "
+            f"Lower searchers.ring_capacity_bytes, or enlarge it (docker run --shm-size=..., or `mount -o "
+            f"remount,size=... {root}`); `tbactl doctor` shows what dead runs left there."
         )
 
 

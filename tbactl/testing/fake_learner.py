@@ -16,7 +16,8 @@ from safetensors.numpy import load_file, save_file
 from tbactl.config.layout import ProcessConfig
 from tbactl.config.sections import Fraction, NonNegativeFloat, PositiveFloat, Section
 from tbactl.errors import CheckpointError, ConfigError
-from tbactl.protocols import ProbeBatch
+from tbactl.objectives.schedules import training_temperature
+from tbactl.protocols import ProbeBatch, UpdateReport
 from tbactl.testing.fake_policy import POLICY_FILE, VOCABULARY, FakePolicy
 from tbactl.testing.faults import Fault, FaultInjector
 from tbactl.types import TrajectoryGroup
@@ -68,19 +69,20 @@ class FakeLearner:
         self._faults = FaultInjector(self._options.faults)
         time.sleep(self._options.start_seconds)
         self._faults.reach("start")
-        self._temperature = config.run.searchers.temperature
+        self._temperature = training_temperature(config.run.searchers)
         self._policy = FakePolicy.initial(config.policy_directory)
         self._reference = self._policy
+        self._moving = config.run.reference
         self._velocity = np.zeros(VOCABULARY)
         self._num_updates = 0
 
     def update(
         self, groups: Sequence[TrajectoryGroup], *, beta: float, should_abort: Callable[[], bool]
-    ) -> dict[str, float]:
+    ) -> UpdateReport | None:
         """One step on the trajectory-balance gradient, in reward units, with the VarGrad log Z of each group."""
         self._faults.reach("update")
         if self._is_aborted(should_abort):
-            return {}
+            return None
         policy, reference = (
             p.log_probabilities(temperature=self._temperature) for p in (self._policy, self._reference)
         )
@@ -101,8 +103,9 @@ class FakeLearner:
         logits = self._policy.logits - self._options.learning_rate * self._velocity
         self._policy = FakePolicy(logits.astype(np.float32))
         self._num_updates += 1
+        self._move_reference()
         all_residuals = np.concatenate(residuals)
-        return {
+        metrics = {
             "objective/loss/mean": float(np.square(all_residuals).mean()),
             "objective/residual/rms": float(np.sqrt(np.square(all_residuals).mean())),
             "objective/log_z/mean": float(np.mean(log_zs)),
@@ -110,7 +113,23 @@ class FakeLearner:
             "objective/reward/mean": float(np.concatenate([group.rewards for group in loaded]).mean()),
             "trainer/grad_norm/value": float(np.linalg.norm(gradient)),
             "trainer/learning_rate/value": self._options.learning_rate,
+            "trainer/reference_updates/total": float(self._num_reference_updates),
         }
+        uids = [trajectory.uid for group in groups for trajectory in group.trajectories]
+        return UpdateReport(metrics=metrics, residuals=dict(zip(uids, all_residuals.tolist(), strict=True)))
+
+    @property
+    def _num_reference_updates(self) -> int:
+        return 0 if self._moving.kind == "initial" else self._num_updates // self._moving.period
+
+    def _move_reference(self) -> None:
+        if self._moving.kind == "initial" or self._num_updates % self._moving.period:
+            return
+        decay = self._moving.ema_decay if self._moving.kind == "ema" else 0.0
+        logits = decay * self._reference.logits + (1.0 - decay) * self._policy.logits
+        self._reference = FakePolicy(logits.astype(np.float32))
+        if self._moving.kind == "reset" and self._moving.resets_optimizer:
+            self._velocity = np.zeros(VOCABULARY)
 
     def probe_logprobs(self, probe: ProbeBatch) -> list[tuple[float, ...]]:
         """Exact log-probs at temperature 1."""

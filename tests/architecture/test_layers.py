@@ -38,6 +38,7 @@ def test_help_imports_neither_heavy_packages_nor_any_command():
         "tbactl.cli.commands.run",
         "tbactl.cli.commands.eval",
         "tbactl.cli.commands.sft",
+        "tbactl.cli.commands.buffer",
         "tbactl.cli.commands.tasks",
         "tbactl.cli.commands.doctor",
         "tbactl.config.loading",

@@ -41,7 +41,7 @@ def gsm8k_file(path, num_rows=80):
 @pytest.mark.parametrize("case", CASES, ids=[f"{number}: {case['note']}" for number, case in enumerate(CASES, start=1)])
 def test_score_answer_cases(task, case):
     result = reward(task, case["completion"], case["gold"])
-    assert result.error is None
+    assert (result.error is None) is bool(case["gold"])
     assert (result.value == 1.0) is case["correct"], result.reason
 
 
@@ -82,6 +82,20 @@ def test_score_in_threads_gives_the_same_rewards(task):
     for thread in threads:
         thread.join(timeout=60)
     assert list(results.values()) == [[0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]] * 4
+
+
+def test_score_expected_answer_that_cannot_be_read_is_an_error_whatever_was_said(task):
+    for text in ("", "#### 5"):
+        result = reward(task, text, " ")
+        assert result.error == 'the expected answer "" cannot be read' and result.value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("completion_text", "gold", "expected"),
+    [("#### 1_000", "1000", 1.0), ("The answer is 12_345_678.", "12345678", 1.0), ("#### 10_00", "1000", 0.0)],
+)
+def test_score_underscores_between_groups_of_three_digits_are_read(task, completion_text, gold, expected):
+    assert reward(task, completion_text, gold).value == expected
 
 
 def test_score_prompt_without_answer_is_an_error_of_the_data(task):

@@ -61,6 +61,13 @@ def test_shared_memory_holds_all_rings_and_three_versions_of_the_weights():
     assert derived.shared_memory_bytes(settings, policy_bytes=1000) == 33_000
 
 
+def test_shared_memory_holds_whole_weights_once_for_each_searcher_where_adapters_are_published():
+    searchers = {"num_searchers": 2, "ring_capacity_bytes": 10_000}
+    policy, sync = {"path": "p", "lora_rank": 4}, {"weights": "adapter"}
+    assert derived.shared_memory_bytes(config(searchers=searchers, policy=policy, sync=sync), policy_bytes=1) == 20_002
+    assert derived.shared_memory_bytes(config(searchers=searchers, policy=policy), policy_bytes=1) == 20_003
+
+
 @pytest.mark.parametrize(
     ("changes", "freshest", "worst"),
     [
@@ -68,6 +75,8 @@ def test_shared_memory_holds_all_rings_and_three_versions_of_the_weights():
         ({"sync": {"period": 1}}, 0, 99),
         ({"replay": {"max_staleness": 6}, "sync": {"period": 4}}, 3, 6),
         ({"replay": {"max_staleness": 6}, "trainer": {"max_steps": 3}}, 1, 2),
+        ({"replay": {"intake": "at-sync"}, "sync": {"period": 4}}, 7, 99),
+        ({"replay": {"intake": "at-sync"}, "sync": {"period": 4}, "trainer": {"max_steps": 6}}, 5, 5),
         ({"mode": "sync", "sync": {"period": 1}, "replay": {"on_policy_fraction": 1.0}}, 0, 0),
     ],
 )

@@ -100,6 +100,7 @@ def test_missing_setting_is_named_with_its_meaning(tmp_path):
         ("trainer.kind=deepsped", "deepspeed"),
         ("objective.kind=trajectory-balence", "trajectory-balance"),
         ("trainer.lr_schedule=cosin", "cosine"),
+        ("replay.sampler=unifrom", "uniform"),
     ],
 )
 def test_unknown_name_is_refused_with_a_suggestion(tmp_path, override, suggested):
@@ -268,9 +269,10 @@ def test_sft_problems_are_all_reported_with_their_place(tmp_path):
     )
 
 
-def test_policy_directory_that_does_not_exist_is_refused(tmp_path):
-    (problem,) = problems_of(write_recipe(tmp_path), f"policy.path={tmp_path}/nowhere")
-    assert "there is no such directory" in problem
+@pytest.mark.parametrize("setting", ["policy.path", "replay.embedder"])
+def test_directory_that_does_not_exist_is_refused(tmp_path, setting):
+    (problem,) = problems_of(write_recipe(tmp_path), f"{setting}={tmp_path}/nowhere")
+    assert setting in problem and "there is no such directory" in problem
 
 
 def test_policy_of_a_task_that_ships_none_is_refused(tmp_path):

@@ -3,7 +3,8 @@
 import pytest
 
 from tbactl.config import rules
-from tbactl.config.sections import RunConfig
+from tbactl.config.sections import RunConfig, SftConfig
+from tbactl.config.without_effect import IDLE
 
 
 def config(**changes):
@@ -21,6 +22,11 @@ def config(**changes):
         else:
             tables[section] = value
     return RunConfig.model_validate(tables)
+
+
+SYNC = {"mode": "sync", "sync__period": 1, "replay__on_policy_fraction": 1.0}
+SOFTMAX = {"replay__prioritization": "reward-softmax", "replay__on_policy_fraction": 0.5}
+EMBEDDING = {"replay__near_duplicates": "embedding", "replay__embedder": "x", "replay__near_duplicate_tolerance": 0.4}
 
 
 def found(these_rules, config):
@@ -44,10 +50,55 @@ def test_default_sections_break_no_rule_and_warn_of_nothing():
         ({"replay__capacity": 127, "replay__initial_trajectories": 127}, "replay.capacity"),
         ({"replay__capacity_per_prompt": 7}, "replay.capacity_per_prompt"),
         ({"objective__beta_final": 0.001}, "objective.beta_final"),
+        ({"searchers__temperature_final": 1.0}, "searchers.temperature_final"),
+        ({"replay__on_policy_fraction_final": 0.5}, "replay.on_policy_fraction_final"),
+        ({**SOFTMAX, "replay__inverse_temperature_final": 0.5}, "replay.inverse_temperature_final"),
+        ({"objective__beta_stop_step": 5}, "objective.beta_stop_step"),
+        (
+            {"objective__beta_final": 0.001, "objective__beta_steps": 10, "objective__beta_stop_step": 11},
+            "objective.beta_stop_step",
+        ),
         ({"trainer__num_ranks": 3}, "trainer.prompts_per_step"),
         ({"trainer__num_ranks": 32}, "trainer.prompts_per_step"),
         ({"mode": "sync", "sync__period": 2, "replay__on_policy_fraction": 1.0}, "sync.period"),
         ({"mode": "sync", "sync__period": 1}, "replay.on_policy_fraction"),
+        (
+            {**SYNC, "replay__on_policy_fraction_final": 0.5, "replay__on_policy_fraction_steps": 5},
+            "replay.on_policy_fraction_final",
+        ),
+        (
+            {"replay__intake": "at-sync", "sync__period": 3, "replay__max_staleness": 4},
+            "replay.max_staleness",
+        ),
+        (
+            {"replay__min_samples_per_insert": 2.0, "replay__max_samples_per_insert": 1.9},
+            "replay.min_samples_per_insert",
+        ),
+        (
+            {"replay__max_samples_per_insert": 0.5, "replay__capacity": 255},
+            "replay.max_samples_per_insert",
+        ),
+        (
+            {"replay__max_samples_per_insert": 1.0, "replay__capacity": 255, "replay__intake": "at-sync"},
+            "replay.max_samples_per_insert",
+        ),
+        ({**EMBEDDING, "replay__embedder": None}, "replay.near_duplicates"),
+        ({**EMBEDDING, "replay__near_duplicate_tolerance": 1.0}, "replay.near_duplicate_tolerance"),
+        (
+            {"replay__near_duplicates": "edit-distance", "replay__near_duplicate_tolerance": 1.0},
+            "replay.near_duplicate_tolerance",
+        ),
+        (
+            {"replay__near_duplicates": "edit-distance", "replay__near_duplicate_tolerance": 0.0},
+            "replay.near_duplicate_tolerance",
+        ),
+        ({"policy__lora_rank": 4, "policy__lora_target_modules": []}, "policy.lora_target_modules"),
+        (
+            {"policy__lora_rank": 4, "policy__lora_target_modules": ["all-linear", "q_proj"]},
+            "policy.lora_target_modules",
+        ),
+        ({"policy__lora_rank": 4, "reference__kind": "reset"}, "reference.kind"),
+        ({"policy__lora_rank": 4, "reference__kind": "ema"}, "reference.kind"),
         ({"replay__max_staleness": 0, "sync__period": 1}, "replay.max_staleness"),
         ({"replay__max_staleness": 4, "sync__period": 5}, "replay.max_staleness"),
         ({"searchers__ring_capacity_bytes": 4096}, "searchers.ring_capacity_bytes"),
@@ -75,6 +126,30 @@ def test_error_blames_one_setting_and_gives_its_value(changes, blamed):
         {"replay__capacity": 128},
         {"replay__capacity_per_prompt": 8},
         {"objective__beta_final": 0.001, "objective__beta_steps": 1},
+        {"objective__beta_final": 0.001, "objective__beta_steps": 5, "objective__beta_stop_step": 5},
+        {"searchers__temperature_final": 1.0, "searchers__temperature_steps": 1},
+        {"replay__on_policy_fraction_final": 0.0, "replay__on_policy_fraction_steps": 1},
+        {**SOFTMAX, "replay__inverse_temperature_final": 0.0, "replay__inverse_temperature_steps": 1},
+        {"replay__prioritization": "residual", "replay__residual_exponent": 0.5},
+        {"replay__sampler": "reward-softmax", "replay__inverse_temperature": 2.0},
+        {"replay__sampler": "residual", "replay__residual_exponent": 0.5},
+        {"replay__sampler": "theirs", "replay__residual_exponent": 0.5, "replay__inverse_temperature": 2.0},
+        {"replay__sampler": "uniform", "replay__eviction": "lowest-reward"},
+        {"replay__min_samples_per_insert": 2.0, "replay__max_samples_per_insert": 2.0},
+        {"replay__max_samples_per_insert": 0.5, "replay__initial_trajectories": 256, "replay__capacity": 256},
+        {
+            "replay__max_samples_per_insert": 1.0,
+            "replay__intake": "at-sync",
+            "replay__initial_trajectories": 256,
+            "replay__capacity": 256,
+        },
+        {"replay__intake": "at-sync", "sync__period": 3, "replay__max_staleness": 5},
+        EMBEDDING,
+        {"replay__near_duplicates": "edit-distance", "replay__near_duplicate_tolerance": 0.99},
+        {"policy__lora_rank": 4, "policy__lora_alpha": 8.0, "sync__weights": "adapter"},
+        {"policy__lora_rank": 4, "policy__lora_target_modules": ["q_proj"]},
+        {"reference__kind": "reset", "reference__period": 99, "reference__resets_optimizer": True},
+        {"reference__kind": "ema", "reference__ema_decay": 0.5},
         {"trainer__num_ranks": 16},
         {"replay__max_staleness": 1, "sync__period": 1},
         {
@@ -122,6 +197,39 @@ def test_staleness_zero_in_async_mode_points_to_sync_mode():
         ({"objective__beta_steps": 5}, "objective.beta_steps"),
         ({"replay__inverse_temperature": 2.0}, "replay.inverse_temperature"),
         ({"replay__prioritization": "reward-softmax", "replay__on_policy_fraction": 1.0}, "replay.prioritization"),
+        ({"replay__prioritization": "residual", "replay__on_policy_fraction": 1.0}, "replay.prioritization"),
+        ({"replay__residual_exponent": 2.0}, "replay.residual_exponent"),
+        ({"replay__residual_exponent": 2.0, "replay__sampler": "reward-softmax"}, "replay.residual_exponent"),
+        ({"replay__inverse_temperature": 2.0, "replay__sampler": "recency"}, "replay.inverse_temperature"),
+        ({"replay__sampler": "recency", "replay__on_policy_fraction": 0.5}, "replay.on_policy_fraction"),
+        ({"replay__sampler": "uniform", "replay__prioritization": "residual"}, "replay.prioritization"),
+        ({"replay__on_policy_fraction_steps": 5}, "replay.on_policy_fraction_steps"),
+        ({"searchers__temperature_steps": 5}, "searchers.temperature_steps"),
+        ({**SOFTMAX, "replay__inverse_temperature_steps": 5}, "replay.inverse_temperature_steps"),
+        ({"replay__intake": "at-sync", "sync__period": 1}, "replay.intake"),
+        ({**SYNC, "replay__sampler": "uniform"}, "replay.sampler"),
+        ({**SYNC, "replay__intake": "at-sync"}, "replay.intake"),
+        ({**SYNC, "replay__max_samples_per_insert": 1.0}, "replay.max_samples_per_insert"),
+        ({**SYNC, "replay__min_samples_per_insert": 1.0}, "replay.min_samples_per_insert"),
+        ({**SYNC, "replay__prioritization": "reward-softmax"}, "replay.prioritization"),
+        ({**SYNC, "replay__near_duplicates": "edit-distance"}, "replay.near_duplicates"),
+        (
+            {**SYNC, "searchers__temperature_final": 1.0, "searchers__temperature_steps": 5},
+            "searchers.temperature_final",
+        ),
+        ({"replay__max_samples_per_insert": 0.5}, "replay.initial_trajectories"),
+        ({"replay__near_duplicate_tolerance": 0.3}, "replay.near_duplicate_tolerance"),
+        ({"replay__embedder": "x"}, "replay.embedder"),
+        ({**EMBEDDING, "replay__near_duplicate_tolerance": 0.25}, "replay.near_duplicate_tolerance"),
+        ({"policy__lora_alpha": 8.0}, "policy.lora_alpha"),
+        ({"policy__lora_target_modules": ["q_proj"]}, "policy.lora_target_modules"),
+        ({"sync__weights": "adapter"}, "sync.weights"),
+        ({"reference__period": 5}, "reference.period"),
+        ({"reference__ema_decay": 0.5}, "reference.ema_decay"),
+        ({"reference__kind": "reset", "reference__ema_decay": 0.5}, "reference.ema_decay"),
+        ({"reference__kind": "ema", "reference__ema_decay": 1.0}, "reference.ema_decay"),
+        ({"reference__kind": "ema", "reference__resets_optimizer": True}, "reference.resets_optimizer"),
+        ({"reference__kind": "reset", "reference__period": 100}, "reference.period"),
         ({"evaluation__period": 2}, "evaluation.period"),
         ({"evaluation__target": 0.5}, "evaluation.target"),
         ({"sync__probe_sequences": 0, "sync__max_logprob_difference": 1e-2}, "sync.max_logprob_difference"),
@@ -135,3 +243,20 @@ def test_warning_blames_one_setting_and_is_no_error(changes, blamed):
 def test_every_rule_is_a_documented_function():
     for rule in (*rules.ERRORS, *rules.WARNINGS):
         assert rule.__doc__
+
+
+def test_settings_that_may_be_without_effect_exist():
+    for idle in IDLE:
+        fields = RunConfig.model_fields[idle.section].annotation.model_fields
+        assert set(idle.names) <= set(fields)
+
+
+def test_fine_tuning_refuses_adapters():
+    recipe = {
+        "name": "t",
+        "task": {"kind": "fake"},
+        "policy": {"path": "x", "lora_rank": 4},
+        "stages": [{"name": "s", "mixture": {"a": 1.0}, "num_tokens": 1, "learning_rate": 1e-3}],
+    }
+    (problem,) = rules.sft_problems(SftConfig.model_validate(recipe))
+    assert problem.path == ("policy", "lora_rank")

@@ -104,6 +104,17 @@ def test_lines_of_an_attempt_leave_out_those_before_it(layout: RunLayout):
     assert len(list(LineSource(layout, config=make_config()).new_lines())) == 6
 
 
+def test_lines_of_a_whole_run_come_in_the_order_of_time(layout: RunLayout):
+    times = ["2026-01-01T00:00:01+00:00", "2026-01-01T00:00:05+00:00"]
+    layout.events.write_text(
+        "".join(json.dumps({"kind": "k", "time": time, "elapsed_s": 0.0}) + "\n" for time in times)
+    )
+    step = {"step": 1, "time_s": 1.0, "wall_time": 1767225603.0, "metrics": {}}
+    layout.metrics.write_text(json.dumps(step) + "\n")
+    lines = list(LineSource(layout, config=make_config()).new_lines())
+    assert [line.partition("=")[0] for line in lines] == ["t", "step", "t"]
+
+
 def test_run_without_files_has_an_empty_state(layout: RunLayout):
     state = Gatherer(layout, config=make_config()).gather(make_record(), page=None, elapsed_s=0.0)
     assert (state.step, state.eta_s, state.rewards, state.sample) == (0, None, [], None)

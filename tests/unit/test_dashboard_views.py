@@ -122,6 +122,16 @@ def test_buffer_says_what_training_waits_for():
     assert "training from 128" in text_of(buffer_panel(state, width=80, height=7))
 
 
+def test_trainer_before_its_first_step_shows_no_measurements():
+    page = make_page()
+    page.trainers[0].update(dict.fromkeys([w for w in page.trainers[0] if w.startswith("f_")], 0.0))  # type: ignore[attr-defined]
+    console = Console(file=io.StringIO(), width=60)
+    console.print(trainer_panel(make_state(page=page), width=60, height=12))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert re.search(r"loss\s+-\s", shown) and re.search(r"pace\s+-\s", shown)
+    assert re.search(r"sent\s+v22", shown)
+
+
 def test_panels_without_a_page_say_so():
     state = make_state(page=None)
     for panel in (trainer_panel, buffer_panel, searchers_panel):

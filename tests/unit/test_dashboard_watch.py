@@ -1,6 +1,8 @@
 import io
 import json
+import os
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,17 @@ def test_run_whose_supervisor_was_killed_is_called_killed(run, capsys: pytest.Ca
     page.path.unlink()
     assert watch_run(layout.root, plain=True) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "outcome=killed exit_code=None"
+
+
+def test_clock_of_a_killed_run_stands_at_its_last_sign_of_life(run):
+    layout, page, record = run
+    page.supervisor.set(heartbeat_ns=time.monotonic_ns() - int(60e9))
+    started_s = datetime.fromisoformat(record.started_at).timestamp()
+    for file in (layout.events, layout.metrics, layout.identity):
+        os.utime(file, (started_s + 75, started_s + 75))
+    console = terminal()
+    assert watch_run(layout.root, plain=False, console=console) == 0
+    assert "  1:15 " in output(console)
 
 
 def test_watching_leaves_on_ctrl_c_without_a_trace(run):

@@ -218,7 +218,7 @@ def test_learner_raises_the_reward_of_what_the_engine_samples(tmp_path: Path):
     rewards = []
     for version in range(1, 61):
         groups = [group_of(complete(engine, 16), prompt_id=i) for i in range(4)]
-        metrics = learner.update(groups, beta=0.01, should_abort=lambda: False)
+        metrics = learner.update(groups, beta=0.01, should_abort=lambda: False).metrics
         rewards.append(metrics["objective/reward/mean"])
         learner.write_weights(tmp_path / "w.safetensors")
         engine.load_policy(tmp_path / "w.safetensors", version=version)
@@ -229,7 +229,7 @@ def test_residual_vanishes_at_the_optimum(tmp_path: Path):
     learner = make_learner(tmp_path)
     constant = [Completion(token_ids=(1,), logprobs=(-1.0,), text="a", finish_reason="length")] * 4
     before = learner.probe_logprobs(ProbeBatch(sequences=(((0, 1), 1),)))
-    metrics = learner.update([group_of(constant)], beta=0.1, should_abort=lambda: False)
+    metrics = learner.update([group_of(constant)], beta=0.1, should_abort=lambda: False).metrics
     assert metrics["objective/loss/mean"] == pytest.approx(0.0) and metrics["trainer/grad_norm/value"] == pytest.approx(
         0.0
     )
@@ -269,7 +269,7 @@ def test_aborted_update_leaves_the_weights(tmp_path: Path):
     engine, learner = make_engine(tmp_path), make_learner(tmp_path, step_seconds=60.0)
     probe = ProbeBatch(sequences=(((1, 2), 1),))
     before = learner.probe_logprobs(probe)
-    assert learner.update([group_of(complete(engine, 4))], beta=0.01, should_abort=lambda: True) == {}
+    assert learner.update([group_of(complete(engine, 4))], beta=0.01, should_abort=lambda: True) is None
     assert learner.probe_logprobs(probe) == before
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tbactl_math.statistics import clustered_interval, pass_at_k, wilson_interval
@@ -18,6 +18,7 @@ def test_wilson_interval_matches_published_values(mean, num_observations, low, h
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=50))
+@example([1.0, 0.9999999999999999])
 def test_clustered_interval_holds_the_mean_and_has_length(values):
     low, high = clustered_interval(values)
     mean = sum(values) / len(values)

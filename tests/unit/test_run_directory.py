@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from tbactl.checkpoints.store import CheckpointStore
 from tbactl.clock import FakeClock
 from tbactl.config.layout import CheckpointLayout, ProcessConfig, RunLayout
 from tbactl.config.run_record import read_run_record
@@ -62,9 +63,11 @@ def test_shared_memory_that_does_not_fit_is_refused_before_a_directory_is_made(c
 
 def make_checkpoint(layout: RunLayout, step: int, *, complete: bool = True) -> Path:
     checkpoint = layout.checkpoint(step)
-    checkpoint.mkdir(parents=True)
     if complete:
-        CheckpointLayout(checkpoint).manifest.write_text("{}")
+        with CheckpointStore(layout, keep_last=9).writing(step=step) as made:
+            made.trainer_state.write_text("{}")
+    else:
+        checkpoint.mkdir(parents=True)
     return checkpoint
 
 
@@ -77,12 +80,19 @@ def test_resume_makes_a_new_attempt_in_the_same_directory(config: RunConfig, tmp
     first = prepared(config, tmp_path)
     ended(first)
     checkpoint = make_checkpoint(first.layout, 10)
-    point_symlink(first.layout.latest_checkpoint, checkpoint.name)
     second = prepared(config, tmp_path, resume=first.root)
     assert second.root == first.root and second.record.attempt == 2 and second.resume_checkpoint == checkpoint
     assert (second.layout.logs / "latest").resolve().name == "attempt_002"
     process = ProcessConfig.model_validate_json((second.layout.config / "trainer-0.json").read_text())
     assert process.resume_checkpoint == checkpoint
+
+
+def test_resume_from_a_damaged_checkpoint_takes_the_one_before_and_says_which(config: RunConfig, tmp_path: Path):
+    first = prepared(config, tmp_path)
+    ended(first)
+    good, damaged = make_checkpoint(first.layout, 10), make_checkpoint(first.layout, 20)
+    CheckpointLayout(damaged).trainer_state.write_text("[]")
+    assert prepared(config, tmp_path, resume=first.root).resume_checkpoint == good
 
 
 def test_incomplete_latest_checkpoint_falls_back_to_the_newest_complete_one(config: RunConfig, tmp_path: Path):

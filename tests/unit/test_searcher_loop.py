@@ -104,6 +104,22 @@ def test_new_weights_are_loaded_between_steps_and_tag_what_follows(make):
     assert (3, 3) in spans and spans <= {(0, 0), (0, 3), (3, 3)}
 
 
+def test_sampling_temperature_follows_the_loaded_version(make):
+    temperatures = {"temperature": 2.0, "temperature_final": 1.0, "temperature_steps": 10}
+    searcher = make(settings=with_searchers(**temperatures))
+    submitted = []
+    submit = searcher.engine.submit
+    searcher.engine.submit = lambda request: (submitted.append(request.sampling.temperature), submit(request))
+    searcher.groups_after(3)
+    assert set(submitted) == {2.0}
+    for version, expected in ((5, 1.5), (10, 1.0), (15, 1.0)):
+        searcher.publish(version)
+        searcher.turns(1)  # takes the weights; what is in flight keeps its temperature
+        submitted.clear()
+        searcher.groups_after(12)  # more than can be under way, so new ones were begun
+        assert set(submitted) == {expected}
+
+
 def test_weights_that_do_not_take_effect_raise_an_alarm(make):
     searcher = make(settings=with_searchers(engine_options={"ignore_weights": True}))
     searcher.publish(1)

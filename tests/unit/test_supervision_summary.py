@@ -11,7 +11,8 @@ from tbactl.clock import FakeClock
 from tbactl.config.layout import RunLayout
 from tbactl.config.run_record import RunRecord
 from tbactl.config.sections import RunConfig
-from tbactl.ipc.control_page import ControlPage, ProcessState
+from tbactl.dashboard.describe import describe_event
+from tbactl.ipc.control_page import AlarmKind, ControlPage, ProcessState
 from tbactl.supervision.events import EventLog
 from tbactl.supervision.progress import ProgressRecorder
 from tbactl.supervision.summary import print_summary, summarise, summary_lines
@@ -112,13 +113,23 @@ def test_changes_on_the_page_become_one_event_each(scene: Scene):
         scene.recorder.observe()
     scene.page.searcher(0).set(state=ProcessState.READY, pid=7)
     scene.page.trainer().set(checkpoint_step=10, finished=1, policy_version=12)
-    scene.page.searcher(0).set(num_alarms=2, f_logprob_difference=0.5)
+    scene.page.searcher(0).set(num_alarms=2, alarm_kind=AlarmKind.WEIGHTS, f_logprob_difference=0.5)
     for _ in range(3):
         scene.recorder.observe()
     assert scene.events("child_ready")[0]["details"] == {"pid": 7}
     assert [event["details"]["step"] for event in scene.events("checkpoint")] == [10]
     assert [event["details"]["steps"] for event in scene.events("training_finished")] == [12]
     assert [event["details"]["logprob_difference"] for event in scene.events("alarm")] == [0.5]
+
+
+def test_alarm_says_what_it_is_about(scene: Scene):
+    for number, kind in enumerate((AlarmKind.EVALUATION, AlarmKind.DELIVERY, AlarmKind.WEIGHTS), start=1):
+        scene.page.searcher(0).set(num_alarms=number, alarm_kind=kind)
+        scene.recorder.observe()
+    assert [event["details"]["about"] for event in scene.events("alarm")] == ["evaluation", "delivery", "weights"]
+    shown = [describe_event(event).text for event in scene.events("alarm")]
+    assert shown[:2] == ["an evaluation failed", "a group could not be delivered"]
+    assert shown[2].startswith("new weights: alarm, log-prob difference")
 
 
 def test_evaluations_of_an_earlier_attempt_are_not_recorded_again(scene: Scene):

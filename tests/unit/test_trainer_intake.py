@@ -43,7 +43,11 @@ def write(path, *payloads):
 def test_intake_fresh_metrics_count_repeated_completions_that_the_buffer_drops(rings, intake, state):
     write(rings[0], encode(make_group(1, [7, 7, 7, 8], rewards=[1.0, 1.0, 1.0, 0.0])))
     assert intake.drain() == 1
-    assert intake.take_fresh_metrics() == {"intake/reward/mean": 0.75, "intake/completion_tokens/mean": 1.0}
+    assert intake.take_fresh_metrics() == {
+        "intake/reward/mean": 0.75,
+        "intake/completion_tokens/mean": 1.0,
+        "intake/duplicates/share": 0.5,
+    }
     assert intake.take_fresh_metrics() == {}
     assert state.total("trajectories_received") == 4
 

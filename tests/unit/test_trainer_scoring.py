@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, LlamaModel
 
 from tbactl.errors import ConfigError
 from tbactl.trainer.collate import collate
 from tbactl.trainer.policy import remove_dropout
+from tbactl.trainer.recompute import recompute_layers
 from tbactl.trainer.reference import ReferenceScorer
-from tbactl.trainer.scoring import ScoringModel, check_scoring
+from tbactl.trainer.scoring import ScoringModel
+from tbactl.trainer.scoring_check import check_scoring
 from tests.support.tiny_policy import make_tiny_policy
 from tests.support.trainer_groups import make_group, make_groups
 
@@ -43,7 +45,7 @@ def test_logprobs_explicit_temperature_overrides_the_models_own(policy):
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gpt_neox"])
 def test_check_scoring_supported_architecture_shares_prompts(architecture, tmp_path):
     policy = AutoModelForCausalLM.from_pretrained(make_tiny_policy(tmp_path / "p", architecture=architecture)).eval()
-    assert check_scoring(scoring_model(policy)) is True
+    assert check_scoring(scoring_model(policy)) is None
 
 
 def test_check_scoring_model_that_caps_its_logits_is_refused(policy):
@@ -60,7 +62,43 @@ def test_check_scoring_model_that_caps_its_logits_is_refused(policy):
 
 def test_check_scoring_sliding_window_keeps_padded_rows(policy):
     policy.config.sliding_window = 4096
-    assert check_scoring(scoring_model(policy)) is False
+    assert "sliding window" in (check_scoring(scoring_model(policy)) or "")
+
+
+def test_check_scoring_model_that_refuses_the_cache_keeps_padded_rows(policy):
+    class Refusing(LlamaModel):
+        def forward(self, *args, past_key_values=None, **kwargs):
+            if past_key_values is not None:
+                raise NotImplementedError("no cache here")
+            return super().forward(*args, **kwargs)
+
+    policy.model.__class__ = Refusing
+    obstacle = check_scoring(scoring_model(policy)) or ""
+    assert "does not take a prompt's keys and values: NotImplementedError: no cache here" in obstacle
+
+
+def test_check_scoring_frozen_policy_can_be_checked(policy):
+    assert check_scoring(scoring_model(policy.requires_grad_(False))) is None
+
+
+def test_check_scoring_leaves_no_gradients_and_no_hooks(policy):
+    check_scoring(scoring_model(policy))
+    assert all(parameter.grad is None for parameter in policy.parameters())
+    assert not policy.get_input_embeddings()._forward_hooks
+
+
+def test_recompute_layers_model_without_such_layers_gets_transformers_switch(policy, monkeypatch):
+    monkeypatch.setattr("tbactl.trainer.recompute.GradientCheckpointingLayer", type("Unknown", (), {}))
+    recompute_layers(policy)
+    assert policy.is_gradient_checkpointing
+    assert "gradient checkpointing takes keys and values away" in (check_scoring(scoring_model(policy)) or "")
+
+
+def test_recompute_layers_model_that_cannot_is_refused(policy, monkeypatch):
+    monkeypatch.setattr("tbactl.trainer.recompute.GradientCheckpointingLayer", type("Unknown", (), {}))
+    monkeypatch.setattr(type(policy), "supports_gradient_checkpointing", False)
+    with pytest.raises(ConfigError, match="Set it to false"):
+        recompute_layers(policy)
 
 
 def test_remove_dropout_covers_layers_and_functional_attention(policy):
@@ -136,3 +174,17 @@ def test_reference_memory_is_bounded_and_forgets_the_least_recently_used(policy)
 def test_reference_with_trainable_parameters_is_refused(policy):
     with pytest.raises(AssertionError, match="must be frozen"):
         ReferenceScorer(scoring_model(policy.requires_grad_(True)), capacity=1, shares_prompt=True)
+
+
+def test_reference_that_changed_is_computed_again(policy):
+    scorer, model = reference_of(policy)
+    groups = make_groups(1)
+    batch = collate(groups, shares_prompt=True)
+    before = scorer.logprobs(groups, batch, device=CPU)
+    with torch.no_grad():
+        scorer.weights["model.norm.weight"].mul_(1.5)
+    assert torch.equal(scorer.logprobs(groups, batch, device=CPU), before)
+    scorer.forget()
+    assert groups[0].trajectories[0].uid not in scorer
+    assert not torch.equal(scorer.logprobs(groups, batch, device=CPU), before)
+    assert model.rows == 6

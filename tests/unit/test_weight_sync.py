@@ -58,7 +58,7 @@ def publish_value(directory: Path, version: int, value: float, *, claimed: float
 
 
 def subscriber(directory: Path) -> Subscriber:
-    return Subscriber(directory, max_logprob_difference=1e-3, clock=FakeClock())
+    return Subscriber(directory, policy_directory=directory / "none", max_logprob_difference=1e-3, clock=FakeClock())
 
 
 def test_published_weights_arrive_with_version_and_fingerprint(tmp_path):

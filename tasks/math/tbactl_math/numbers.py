@@ -68,6 +68,8 @@ _PLAIN = str.maketrans(
 # Bold markers of Markdown, but not the power operator between operands.
 _EMPHASIS = re.compile(r"(?<![\w)\]}])(?<![\d)\]}]\s)\*\*|\*\*(?!\s?(?:-?\d|[({]))")
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
+# As in Python; not an index (a_100) nor a base of two digits (101_16).
+_UNDERSCORED = re.compile(r"(?<![\w.])\d{1,3}(?:_\d{3})+(?![\d_])")
 _SIGN_WORD = re.compile(r"\b(?:negative|minus)\s{1,3}(?=[$\d.\\\u00a3\u20ac])", re.IGNORECASE)
 
 
@@ -77,6 +79,7 @@ def plain(text: str) -> str:
         text = text.translate(_PLAIN)
         text = _VULGAR_AFTER.sub(lambda match: f"{match[1]} {_VULGAR[match[2]]}".lstrip(), text)
         text = _SUPERSCRIPT_RUN.sub(_as_exponent, text)
+    text = _UNDERSCORED.sub(lambda match: match[0].replace("_", ""), text)
     return _SIGN_WORD.sub("-", _EMPHASIS.sub("", _TERMINAL_CODE.sub("", text)))
 
 

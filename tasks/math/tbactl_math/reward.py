@@ -16,8 +16,8 @@ def score_completion(completion: Completion, *, gold: str, verifier: Verifier) -
     """Compare exactly where that decides, else with symbolic algebra.
 
     A comparison that reaches the time or memory limit is a wrong answer, flagged in `reason` and in the metric
-    `is_exhausted`: the policy wrote something that nobody can check. A verifier that fails sets `error`: nothing is
-    known about the answer, and nothing must be learned from it.
+    `is_exhausted`: the policy wrote something that nobody can check. An expected answer that cannot be read and a
+    verifier that fails set `error`: nothing is known about the answer, and nothing must be learned from it.
     """
     answer, expected = find_answer(completion.text), read_gold(gold)
     metrics = {
@@ -26,10 +26,11 @@ def score_completion(completion: Completion, *, gold: str, verifier: Verifier) -
         "is_symbolic": 0.0,
         "is_exhausted": 0.0,
     }
+    if expected is None:
+        problem = f"the expected answer {_shown(gold)} cannot be read"
+        return Reward(value=0.0, reason=problem, error=problem, metrics=metrics)
     if answer is None:
         return Reward(value=0.0, reason=f"no answer found; expected {_shown(gold)}", metrics=metrics)
-    if expected is None:
-        return Reward(value=0.0, reason=f"the expected answer {_shown(gold)} cannot be read", metrics=metrics)
     verdict = compare(answer, expected)
     if verdict != "undecided":
         return Reward(value=float(verdict == "equal"), reason=_reason(answer, verdict, gold), metrics=metrics)

@@ -28,9 +28,11 @@ def clustered_interval(values: Sequence[float]) -> Interval:
     """
     num_values, mean = len(values), sum(values) / len(values)
     variance = sum((value - mean) ** 2 for value in values) / max(1, num_values - 1)
-    if variance == 0.0:
-        return wilson_interval(mean, num_observations=num_values)
-    return wilson_interval(mean, num_observations=mean * (1 - mean) * num_values / variance)
+    coin_variance = mean * (1 - mean)
+    # Values that differ in their last bit alone count as equal: their mean may round to 0 or 1.
+    if coin_variance <= 1e-12 or variance <= 1e-12:
+        return wilson_interval(min(max(mean, 0.0), 1.0), num_observations=num_values)
+    return wilson_interval(mean, num_observations=coin_variance * num_values / variance)
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,21 +14,25 @@ import typer
 
 from tbactl.cli.arguments import RUNS_DIRECTORY, AsJson, Overrides, command_app, find_run
 from tbactl.cli.child import run_child
+from tbactl.cli.frontier import Planned, draw, evaluated_points, metrics_of, planned_evaluations
 from tbactl.cli.output import plain, print_json, print_table
+from tbactl.config.evaluation import EvaluationConfig
 from tbactl.config.evaluation_loading import evaluation_config
 from tbactl.errors import ChildFailedError, ConfigError
+from tbactl.evaluation.hooks import FrontierPoint
+from tbactl.types import EvaluationResult
 
 app = command_app()
 
 
 @app.command("eval")
 def evaluate(
-    checkpoint: Annotated[
-        str,
+    checkpoints: Annotated[
+        list[str],
         typer.Argument(
             metavar="CHECKPOINT",
             help="A run (directory, name, or 'latest'), one of its checkpoints, a model in Hugging Face form "
-            "(directory or hub name), or task:NAME for a policy that the task ships.",
+            "(directory or hub name), task:NAME for a policy that the task ships, or package:NAME.",
         ),
     ],
     task: Annotated[
@@ -52,6 +57,14 @@ def evaluate(
     output: Annotated[
         Path | None, typer.Option(metavar="DIRECTORY", help="Write results, samples and log here as well.")
     ] = None,
+    frontier: Annotated[
+        bool,
+        typer.Option(
+            "--frontier",
+            help="Take several: evaluate all checkpoints of runs where that was not done before, and draw what was "
+            "gained against the divergence, in --output (default runs/frontier).",
+        ),
+    ] = False,
     overrides: Overrides = [],  # noqa: B006 typer wants the default here and copies it
     as_json: AsJson = False,
 ) -> int:
@@ -70,15 +83,16 @@ def evaluate(
         "engine": engine,
         "output": output,
     }
-    config = evaluation_config(_checkpoint(checkpoint), given=given, overrides=overrides)
-    with tempfile.TemporaryDirectory(prefix="tbactl-eval-") as folder:
-        file = Path(folder) / "evaluation.json"
-        file.write_text(config.model_dump_json(indent=2), encoding="utf-8")
-        log = (output or Path(folder)) / "evaluation.log"
-        if not as_json:
-            line = f"evaluating {config.checkpoint} on {config.task.kind} with {config.engine} ..."
-            typer.echo(plain(line), err=True)
-        result = _result(run_child("tbactl.evaluation", ["--config", str(file)], log=log, scratch=Path(folder)))
+    names = [_checkpoint(name) for name in checkpoints]
+    if frontier:
+        given.pop("output")
+        return _draw_frontier(names, given=given, overrides=overrides, output=output, as_json=as_json)
+    if len(names) > 1:
+        raise ConfigError(f"one CHECKPOINT is evaluated at a time, not {len(names)}; --frontier compares several.")
+    config = evaluation_config(names[0], given=given, overrides=overrides)
+    if not as_json:
+        _say(f"evaluating {config.checkpoint} on {config.task.kind} with {config.engine} ...")
+    result = _evaluated(config)
     if as_json:
         print_json(result)
     else:
@@ -86,8 +100,58 @@ def evaluate(
     return 0
 
 
+def _evaluated(config: EvaluationConfig) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="tbactl-eval-") as folder:
+        file = Path(folder) / "evaluation.json"
+        file.write_text(config.model_dump_json(indent=2), encoding="utf-8")
+        log = (config.output or Path(folder)) / "evaluation.log"
+        return _result(run_child("tbactl.evaluation", ["--config", str(file)], log=log, scratch=Path(folder)))
+
+
+def _draw_frontier(
+    names: list[str], *, given: dict[str, Any], overrides: list[str], output: Path | None, as_json: bool
+) -> int:
+    directory = output or RUNS_DIRECTORY / "frontier"
+    planned = planned_evaluations(names, given=given, overrides=overrides, output=directory)
+
+    def say(item: Planned, is_done: bool) -> None:
+        if not as_json:
+            _say(f"{item.run}, step {item.step}: {'found in' if is_done else 'evaluating into'} {item.directory}")
+
+    points = list(evaluated_points(planned, evaluate=_evaluated, on_point=say))
+    files = draw(points, task=planned[0].config.task.kind, output=directory)
+    if as_json:
+        print_json(
+            {
+                "points": [{"run": point.run, "step": point.step, "metrics": point.result.metrics} for point in points],
+                "files": [str(file) for file in files],
+            }
+        )
+        return 0
+    _print_points(points, metrics=metrics_of(planned[0].config.task.kind))
+    for file in files:
+        typer.echo(plain(str(file)))
+    return 0
+
+
+def _print_points(points: list[FrontierPoint], *, metrics: Sequence[str]) -> None:
+    rows = [(point.run, str(point.step), *(_with_interval(point.result, name) for name in metrics)) for point in points]
+    print_table(("run", "step", *metrics), rows)
+
+
+def _with_interval(result: EvaluationResult, name: str) -> str:
+    if name not in result.metrics:
+        return ""
+    interval = result.intervals.get(name)
+    return f"{result.metrics[name]:.4f}" + (f" ({_interval(list(interval))})" if interval else "")
+
+
+def _say(line: str) -> None:
+    typer.echo(plain(line), err=True)
+
+
 def _checkpoint(name: str) -> str:
-    if name.startswith("task:") or os.path.exists(os.path.expanduser(name)):
+    if name.startswith(("task:", "package:")) or os.path.exists(os.path.expanduser(name)):
         return name
     if name == "latest" or os.path.exists(RUNS_DIRECTORY / name):
         return str(find_run(name))

@@ -8,7 +8,7 @@ import typer
 
 from tbactl.cli.arguments import AsJson, command_app
 from tbactl.cli.output import plain, print_json, print_table
-from tbactl.config.recipes import locate_recipe, read_recipe, shipped_recipes
+from tbactl.config.recipes import COMMANDS, locate_recipe, read_recipe, shipped_recipes
 
 app = command_app(help="List and show recipes.")
 
@@ -27,7 +27,7 @@ def list_recipes(as_json: AsJson = False) -> None:
         return
     print_table(
         ("recipe", "command", "what it does"),
-        [(recipe.name, f"tbactl {recipe.kind} {recipe.name}", recipe.description) for recipe in recipes],
+        [(recipe.name, f"tbactl {COMMANDS[recipe.kind]} {recipe.name}", recipe.description) for recipe in recipes],
     )
 
 
