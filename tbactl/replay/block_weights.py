@@ -38,6 +38,11 @@ class BlockWeights:
         self._num_unknown = array("i", bytes(4 * num_blocks))
         slots.observer = self
 
+    def block_added(self) -> None:
+        """The first block, to sum up."""
+        self._make_room(0)
+        self.block_changed(0)
+
     def block_changed(self, index: int) -> None:
         """Sum it up again before the next draw."""
         self._sizes[index] = len(self._slots.blocks[index])
@@ -45,12 +50,15 @@ class BlockWeights:
 
     def block_split(self, index: int) -> None:
         """Two blocks to sum up."""
+        self._make_room(index)
+        self.block_changed(index)
+        self.block_changed(index + 1)
+
+    def _make_room(self, index: int) -> None:
         self._sizes.insert(index, 0)
         self._best.insert(index, 0.0)
         self._sums.insert(index, np.nan)
         self._num_unknown.insert(index, 0)
-        self.block_changed(index)
-        self.block_changed(index + 1)
 
     def block_removed(self, index: int) -> None:
         """Forget it."""

@@ -11,6 +11,7 @@ import functools
 import struct
 import sys
 from array import array
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from tbactl.types import Completion, FinishReason, Trajectory
@@ -24,6 +25,22 @@ _NUM_TOKENS_OFFSET = 24
 _FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort")
 # Bit of the form that says float64; the lower two number the finish reason.
 _WIDE = 4
+
+
+def _setter(owner: type, field: str) -> Callable[[object, object], None]:
+    """What stores a field of a class with slots."""
+    return owner.__dict__[field].__set__
+
+
+_SET_TOKEN_IDS = _setter(Completion, "token_ids")
+_SET_LOGPROBS = _setter(Completion, "logprobs")
+_SET_TEXT = _setter(Completion, "text")
+_SET_FINISH_REASON = _setter(Completion, "finish_reason")
+_SET_FIRST_VERSION = _setter(Completion, "first_version")
+_SET_LAST_VERSION = _setter(Completion, "last_version")
+_SET_UID = _setter(Trajectory, "uid")
+_SET_COMPLETION = _setter(Trajectory, "completion")
+_SET_REWARD = _setter(Trajectory, "reward")
 
 
 class Head(NamedTuple):
@@ -67,18 +84,32 @@ def pack_trajectory(trajectory: Trajectory) -> bytes:
 
 def unpack_trajectory(data: bytes) -> Trajectory:
     """The reverse of `pack_trajectory`."""
-    uid, reward, first_version, last_version, num_tokens, form = _HEAD.unpack_from(data)
-    logprobs_start = _HEAD.size + 4 * num_tokens
-    logprobs_layout = _layout(num_tokens, "d" if form & _WIDE else "f")
-    completion = Completion(
-        token_ids=_layout(num_tokens, "i").unpack_from(data, _HEAD.size),
-        logprobs=logprobs_layout.unpack_from(data, logprobs_start),
-        text=data[logprobs_start + logprobs_layout.size :].decode(),
-        finish_reason=_FINISH_REASONS[form & ~_WIDE],
-        first_version=first_version,
-        last_version=last_version,
-    )
-    return Trajectory(uid=uid, completion=completion, reward=reward)
+    return unpack_trajectories([data])[0]
+
+
+def unpack_trajectories(packed: Iterable[bytes]) -> tuple[Trajectory, ...]:
+    """The reverse of `pack_trajectory`, for all of a draw.
+
+    Fields are set one by one past the constructors of the two frozen classes, which would take a quarter of the time.
+    """
+    trajectories = []
+    for data in packed:
+        uid, reward, first_version, last_version, num_tokens, form = _HEAD.unpack_from(data)
+        logprobs_start = _HEAD.size + 4 * num_tokens
+        logprobs_layout = _layout(num_tokens, "d" if form & _WIDE else "f")
+        completion = object.__new__(Completion)
+        _SET_TOKEN_IDS(completion, _layout(num_tokens, "i").unpack_from(data, _HEAD.size))
+        _SET_LOGPROBS(completion, logprobs_layout.unpack_from(data, logprobs_start))
+        _SET_TEXT(completion, str(data[logprobs_start + logprobs_layout.size :], "utf-8"))
+        _SET_FINISH_REASON(completion, _FINISH_REASONS[form & ~_WIDE])
+        _SET_FIRST_VERSION(completion, first_version)
+        _SET_LAST_VERSION(completion, last_version)
+        trajectory = object.__new__(Trajectory)
+        _SET_UID(trajectory, uid)
+        _SET_COMPLETION(trajectory, completion)
+        _SET_REWARD(trajectory, reward)
+        trajectories.append(trajectory)
+    return tuple(trajectories)
 
 
 def head_of(data: bytes) -> Head:

@@ -20,6 +20,10 @@ Key = Callable[[int], Any]
 class BlockObserver(Protocol):
     """Hears which blocks change, to keep one number (or a few) for each."""
 
+    def block_added(self) -> None:
+        """There was none, now there is one."""
+        ...
+
     def block_changed(self, index: int) -> None:
         """Block `index` gained or lost a slot."""
         ...
@@ -86,6 +90,8 @@ class SortedSlots:
         self._num_slots += 1
         if not self.blocks:
             self.blocks.append(array("i", (slot,)))
+            if self.observer is not None:
+                self.observer.block_added()
             return
         index = min(self.find_block(slot), len(self.blocks) - 1)
         block = self.blocks[index]

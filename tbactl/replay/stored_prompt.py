@@ -11,7 +11,14 @@ import numpy as np
 
 from tbactl.replay.block_weights import BlockWeights
 from tbactl.replay.columns import Columns
-from tbactl.replay.packing import head_of, pack_token_ids, token_bytes_of, unpack_token_ids, unpack_trajectory
+from tbactl.replay.packing import (
+    head_of,
+    pack_token_ids,
+    token_bytes_of,
+    unpack_token_ids,
+    unpack_trajectories,
+    unpack_trajectory,
+)
 from tbactl.replay.sorted_slots import SortedSlots
 from tbactl.replay.weighting import Weighting, choose_weighted, with_best_for_unknown
 from tbactl.types import Trajectory, TrajectoryGroup
@@ -242,7 +249,7 @@ class StoredPrompt:
     def group(self, chosen: Sequence[int]) -> TrajectoryGroup:
         """The chosen slots in wire form; the other fields are those of the group inserted last."""
         data = self._columns.data
-        return self._group(tuple([unpack_trajectory(data[slot]) for slot in chosen]))
+        return self._group(unpack_trajectories([data[slot] for slot in chosen]))
 
     def _group(self, trajectories: tuple[Trajectory, ...]) -> TrajectoryGroup:
         searcher, sequence_number, stream_position = self._origin

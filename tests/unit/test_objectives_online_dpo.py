@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 from trl.trainer.dpo_trainer import DPOTrainer
 
@@ -33,7 +32,13 @@ class GivenPairs(DPOTrainer):
 
     def __init__(self, batch: ObjectiveBatch) -> None:
         self.beta = batch.beta
-        self.accelerator = Accelerator(cpu=True)
+        # Theirs would join the process group that tests of real learners leave open.
+        self.accelerator = SimpleNamespace(
+            device=torch.device("cpu"),
+            gather=lambda values: values,
+            gather_for_metrics=lambda values: values,
+            unwrap_model=lambda model, **_: model,
+        )
         self.args = SimpleNamespace(gradient_checkpointing_kwargs=None)
         self._tp_size, self._total_train_tokens = 1, 0
         self._metrics = {"train": defaultdict(list)}

@@ -7,8 +7,9 @@ import pytest
 
 from tbactl import registry
 from tbactl.config.sections import ReplaySection
+from tbactl.replay import stored_prompt
 from tbactl.replay.buffer import ReplayBuffer
-from tbactl.replay.samplers import MixtureSampler
+from tbactl.replay.samplers import MixtureSampler, Prioritization
 from tbactl.replay.snapshot import save_buffer
 from tbactl.replay.weighting import choose_weighted
 from tbactl.trainer.batches import replay_at
@@ -487,3 +488,21 @@ def test_m_and_inverse_temperature_follow_their_schedules():
     at = {step: MixtureSampler.from_section(replay_at(section, step=step)) for step in (0, 2, 10, 99)}
     assert {step: sampler.on_policy_fraction for step, sampler in at.items()} == {0: 1.0, 2: 0.9, 10: 0.5, 99: 0.5}
     assert {step: sampler.inverse_temperature for step, sampler in at.items()} == {0: 0.0, 2: 2.0, 10: 4.0, 99: 4.0}
+
+
+@pytest.mark.parametrize("prioritization", ["uniform", "reward-softmax"])
+def test_prompt_drawn_block_by_block_can_be_emptied_and_filled_again(
+    monkeypatch: pytest.MonkeyPatch, prioritization: Prioritization
+):
+    monkeypatch.setattr(stored_prompt, "MAX_PLAIN", 0)
+    sampler = MixtureSampler(on_policy_fraction=0.0, prioritization=prioritization)
+    buffer = ReplayBuffer(capacity=100, capacity_per_prompt=10)
+    buffer.insert(make_group(1, [5, 6], version=0))
+    buffer.insert(make_group(1, [7], version=4))
+    draw(sampler, buffer)
+    buffer.expire(oldest_version=4)
+    # The newer copy takes the place of the only one that is left.
+    buffer.insert(make_group(1, [7], version=5))
+    buffer.insert(make_group(1, [8, 9], version=5))
+    (group,) = draw(sampler, buffer)
+    assert len({trajectory.completion.token_ids for trajectory in group.trajectories}) == 2
