@@ -19,6 +19,7 @@ from tbactl.cli.main import main
 from tbactl.config.reward import RewardConfig, RewardDataSection
 from tbactl.errors import ConfigError, TaskError
 from tbactl_preference.docstring_text import words
+from tbactl_preference.estimates import share
 from tbactl_preference.options import PreferenceOptions
 from tbactl_preference.pairs import SummaryPair
 from tbactl_preference.reward_bradley_terry import bradley_terry_loss, fit_head
@@ -26,7 +27,7 @@ from tbactl_preference.reward_corruptions import KINDS, constructed_pairs
 from tbactl_preference.reward_data import HELD_OUT_SEED, load_comparisons
 from tbactl_preference.reward_models import EMBEDDED, load_reward_model
 from tbactl_preference.reward_pairs import PreferencePair
-from tbactl_preference.reward_quality import Quality, wilson_interval
+from tbactl_preference.reward_quality import Quality
 from tbactl_preference.reward_tables import common_prompt, read_comparisons
 from tbactl_preference.reward_text import longest_shared_run
 from tbactl_preference.reward_training import train_reward
@@ -198,7 +199,8 @@ def test_embedded_model_has_held_out_accuracy_of_four_fifths_for_every_kind(name
 def test_wilson_interval_is_scipys(counts):
     successes, trials = counts
     expected = binomtest(successes, trials).proportion_ci(method="wilson")
-    assert wilson_interval(successes, num_trials=trials) == pytest.approx((expected.low, expected.high), abs=1e-9)
+    flags = [True] * successes + [False] * (trials - successes)
+    assert share(flags).interval == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
 def test_quality_of_honest_margins_has_little_calibration_error_and_of_doubled_ones_more():

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from tbactl_preference.estimates import share
 from tbactl_preference.reward_head import Array
 from tbactl_preference.reward_pairs import PreferencePair, by_kind
 
-_Z_95 = 1.959963984540054
 NUM_BINS = 10
 
 
@@ -28,8 +27,10 @@ class Accuracy:
     @classmethod
     def of(cls, correct: Sequence[bool]) -> Accuracy:
         """Of one pair or more."""
-        low, high = wilson_interval(sum(correct), num_trials=len(correct))
-        return cls(accuracy=sum(correct) / len(correct), low=low, high=high, num_pairs=len(correct))
+        estimate = share(correct)
+        assert estimate.interval is not None
+        low, high = estimate.interval
+        return cls(accuracy=estimate.value, low=low, high=high, num_pairs=len(correct))
 
     def as_dict(self) -> dict[str, float]:
         """For JSON, rounded: the seventh digit means nothing."""
@@ -90,14 +91,6 @@ class Quality:
                 for one in self.bins
             ],
         }
-
-
-def wilson_interval(num_successes: int, *, num_trials: int) -> tuple[float, float]:
-    """Wilson's score interval (1927, 95 %) of a share; `num_trials` > 0."""
-    share, squared = num_successes / num_trials, _Z_95**2 / num_trials
-    center = (share + squared / 2) / (1 + squared)
-    half = _Z_95 / (1 + squared) * math.sqrt(share * (1 - share) / num_trials + squared / (4 * num_trials))
-    return max(0.0, center - half), min(1.0, center + half)
 
 
 def _bins(margins: Array) -> list[CalibrationBin]:
