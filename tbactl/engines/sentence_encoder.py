@@ -71,6 +71,12 @@ class SentenceEncoder:
                 tokenizer = AutoTokenizer.from_pretrained(source)
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"replay.embedder = '{self._source}': cannot be loaded: {error}") from error
+        # For some architectures transformers makes an empty tokenizer up where it finds none: all texts would be alike.
+        if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+            raise ConfigError(
+                f"replay.embedder = '{self._source}': it has no tokenizer; save the one that it was trained with "
+                f"beside it."
+            )
         logger.info("encoder=%s model=%s", self._source, type(model).__name__)
         return model.to(self._device).eval(), tokenizer
 

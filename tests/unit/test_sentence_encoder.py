@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 
@@ -88,6 +89,13 @@ def test_loading_and_encoding_leave_torchs_generator_alone(directory):
 def test_encoder_that_does_not_exist_blames_the_setting(tmp_path):
     with pytest.raises(ConfigError, match=r"replay\.embedder = "):
         SentenceEncoder(str(tmp_path / "nowhere"))(["text"])
+
+
+def test_encoder_without_its_tokenizer_is_refused_for_all_texts_would_be_alike(directory, tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(directory / name, tmp_path)
+    with pytest.raises(ConfigError, match=r"replay\.embedder = .*tokenizer"):
+        SentenceEncoder(str(tmp_path))(["cats sleep"])
 
 
 def test_buffer_without_embeddings_imports_no_torch():
