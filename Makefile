@@ -5,6 +5,8 @@
 
 PYTHON  ?= python3
 PROFILE ?= $(shell test -e /proc/driver/nvidia/version && echo gpu || echo cpu)
+# Processes that share the tests between them. One thread of torch for each.
+WORKERS ?= 2
 VENV    := .venv
 BIN     := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime-$(PROFILE)
@@ -28,8 +30,10 @@ help:
 gsm8k: $(RUNTIME)
 	$(BIN)/tbactl run gsm8k
 
+# By file: engines and learners of a file are made once. Slow files come first in the tree's order.
 test: $(DEV) check
-	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=85
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	    --cov --cov-report=term:skip-covered --cov-fail-under=85
 
 unit: $(DEV)
 	$(BIN)/python -m pytest -m 'not slow'

@@ -133,7 +133,7 @@ def policies(architecture):
     return {recomputes: random_policy(architecture, recomputes=recomputes) for recomputes in (False, True)}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(shapes=shapes, recomputes=st.booleans())
 def test_shared_prompt_any_shapes_equals_the_plain_forward_in_float64(policies, shapes, recomputes):
     logprobs, gradient = compare(policies[recomputes], groups_of(shapes))

@@ -10,7 +10,7 @@ from tbactl.objectives.logprobs import token_logprobs
 from tests.support.reference_formulas import plain_token_logprobs
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.integers(0, 3),
     num_tokens=st.integers(0, 9),

@@ -19,7 +19,7 @@ from tbactl.objectives.trajectory_balance import TrajectoryBalance
 from tests.support import reference_formulas as plain
 from tests.support.objective_batches import batches, random_batch, select_rows
 
-few = settings(max_examples=10, deadline=None)
+few = settings(max_examples=10)
 
 
 # Published formulas ---------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from tbactl.objectives.trajectory_balance import TrajectoryBalance, balance_resi
 from tests.support.objective_batches import batches, random_batch, select_rows
 from tests.support.reference_formulas import log_partition, paper_loss, policy_gradient_surrogate
 
-few = settings(max_examples=25, deadline=None)
+few = settings(max_examples=25)
 objective = TrajectoryBalance()
 
 

@@ -26,7 +26,7 @@ from tests.support.reference_formulas import (
     tba_prime_loss,
 )
 
-few = settings(max_examples=15, deadline=None)
+few = settings(max_examples=15)
 
 OBJECTIVES: dict[str, tuple[Objective, Callable[[ObjectiveBatch], Tensor]]] = {
     "tba-prime": (TbaPrime(), tba_prime_loss),

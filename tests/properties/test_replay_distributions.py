@@ -72,7 +72,7 @@ def ordered_pairs(sampler: Sampler, buffer: ReplayBuffer, *, seed: int, num_draw
 
 
 @given(scores, st.sampled_from([0.0, 0.3, 1.0, 4.0, 1e6, 1e300]), block_sizes, seeds)
-@settings(max_examples=25, deadline=None, phases=WITHOUT_SHRINKING)
+@settings(max_examples=25, phases=WITHOUT_SHRINKING)
 def test_reward_softmax_draws_successively_by_exp_of_the_reward(rewards, inverse_temperature, block_size, seed):
     use_blocks(block_size)
     sampler = make_sampler("reward-softmax", inverse_temperature=inverse_temperature)
@@ -88,7 +88,7 @@ def residual_scores(found: list[float | None]) -> list[float]:
 
 
 @given(residuals, st.sampled_from([0.0, 0.5, 1.0, 3.0]), block_sizes, seeds)
-@settings(max_examples=25, deadline=None, phases=WITHOUT_SHRINKING)
+@settings(max_examples=25, phases=WITHOUT_SHRINKING)
 def test_residual_draws_successively_by_its_power_and_the_untrained_as_the_largest(found, exponent, block_size, seed):
     use_blocks(block_size)
     buffer = make_buffer([0.0] * len(found))
@@ -101,7 +101,7 @@ def test_residual_draws_successively_by_its_power_and_the_untrained_as_the_large
 
 
 @given(st.integers(2, 6), block_sizes, seeds)
-@settings(max_examples=8, deadline=None, phases=WITHOUT_SHRINKING)
+@settings(max_examples=8, phases=WITHOUT_SHRINKING)
 def test_uniform_draws_each_pair_alike(num_items, block_size, seed):
     use_blocks(block_size)
     counts = ordered_pairs(make_sampler("uniform"), make_buffer([float(i) for i in range(num_items)]), seed=seed)
@@ -111,7 +111,7 @@ def test_uniform_draws_each_pair_alike(num_items, block_size, seed):
 
 
 @given(st.integers(2, 6), st.sampled_from([0, 2, 5]), seeds)
-@settings(max_examples=8, deadline=None, phases=WITHOUT_SHRINKING)
+@settings(max_examples=8, phases=WITHOUT_SHRINKING)
 def test_recency_draws_each_pair_of_fresh_ones_alike(num_fresh, num_old, seed):
     buffer = make_buffer([0.0] * num_old)
     rng = np.random.default_rng(seed)
@@ -128,7 +128,7 @@ def test_recency_draws_each_pair_of_fresh_ones_alike(num_fresh, num_old, seed):
 
 
 @given(st.sampled_from([0.0, 0.25, 0.6, 1.0]), st.sampled_from(["uniform", "reward-softmax", "residual"]), seeds)
-@settings(max_examples=10, deadline=None, phases=WITHOUT_SHRINKING)
+@settings(max_examples=10, phases=WITHOUT_SHRINKING)
 def test_mixture_takes_the_newest_prompt_with_probability_m_and_any_otherwise(m, prioritization, seed):
     num_prompts = 5
     buffer = ReplayBuffer(capacity=1000, capacity_per_prompt=100)

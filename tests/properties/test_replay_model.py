@@ -227,7 +227,7 @@ def select(buffer: ReplayBuffer, sampler: MixtureSampler, rng, num_prompts: int,
     st.sampled_from([None, 2, 4]),
     st.integers(0, 2**32),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_buffer_does_what_the_plain_rules_say(steps, capacity, capacity_per_prompt, eviction, block_size, seed):
     with blocks_of(block_size):
         pair = Pair(seed=seed, capacity=capacity, capacity_per_prompt=capacity_per_prompt, eviction=eviction)
@@ -238,7 +238,7 @@ def test_buffer_does_what_the_plain_rules_say(steps, capacity, capacity_per_prom
 
 
 @given(operations, operations, evictions, st.sampled_from([None, 2, 4]), st.integers(0, 2**32))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_restored_buffer_makes_the_same_draws_and_evictions(before, after, eviction, block_size, seed):
     rules = {"capacity": 16, "capacity_per_prompt": 8, "eviction": eviction}
     with blocks_of(block_size):
@@ -259,7 +259,7 @@ def test_restored_buffer_makes_the_same_draws_and_evictions(before, after, evict
 
 
 @given(operations, evictions, st.integers(2, 10), st.integers(2, 5))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_restore_into_smaller_capacities_keeps_what_leaves_last(steps, eviction, capacity, capacity_per_prompt):
     pair = Pair(seed=0, capacity=100, capacity_per_prompt=100, eviction=eviction)
     for operation in steps:

@@ -95,4 +95,4 @@ class RingMachine(RuleBasedStateMachine):
 
 
 TestRingAgainstDeque = RingMachine.TestCase
-TestRingAgainstDeque.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRingAgainstDeque.settings = settings(max_examples=60, stateful_step_count=40)
