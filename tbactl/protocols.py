@@ -144,9 +144,17 @@ class Learner(Protocol):
     """The trainer's heavy half: from groups to an optimizer step. One in each trainer rank, called in step."""
 
     def update(
-        self, groups: Sequence[TrajectoryGroup], *, beta: float, should_abort: Callable[[], bool]
+        self,
+        groups: Sequence[TrajectoryGroup],
+        *,
+        beta: float,
+        should_abort: Callable[[], bool],
+        reference_exponent: float = 1.0,
     ) -> UpdateReport | None:
-        """One optimizer step on the groups. An abort leaves the weights alone and returns None."""
+        """One optimizer step on the groups, towards pi_ref^reference_exponent * exp(reward / beta).
+
+        An abort leaves the weights alone and returns None.
+        """
         ...
 
     def probe_logprobs(self, probe: ProbeBatch) -> list[tuple[float, ...]]:

@@ -11,7 +11,7 @@ from tbactl.config.derived import (
     shared_memory_bytes,
     worst_case_staleness,
 )
-from tbactl.config.sections import ReplaySection, RunConfig
+from tbactl.config.sections import ObjectiveSection, ReplaySection, RunConfig
 
 MIB = 2**20
 
@@ -33,7 +33,7 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
         f"trajectories, learning rate {trainer.learning_rate:g} ({trainer.lr_schedule})"
     )
     beta = _moving(objective.beta, objective.beta_final, objective.beta_steps)
-    yield f"  objective  {objective.kind}, beta {beta}"
+    yield f"  objective  {objective.kind}, beta {beta}{_temperatures(objective)}"
     yield (
         f"  replay     {replay.capacity} trajectories, training starts at {replay.initial_trajectories}, "
         f"{_drawn(replay)}{_bounds(replay)}"
@@ -47,6 +47,13 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
         f"  /dev/shm   {shared_memory_bytes(config, policy_bytes=0) / MIB:.0f} MiB for rings (largest group "
         f"{largest_group_bytes(config) / MIB:.2f} MiB) and three times the policy"
     )
+
+
+def _temperatures(objective: ObjectiveSection) -> str:
+    gamma = objective.reference_temperature, objective.reference_temperature_final
+    target = objective.target_temperature, objective.target_temperature_final
+    shown = "" if gamma == (1.0, None) else f", gamma {_moving(*gamma, objective.reference_temperature_steps)}"
+    return shown if target == (1.0, None) else f"{shown}, T {_moving(*target, objective.target_temperature_steps)}"
 
 
 def _moving(first: float, final: float | None, num_steps: int) -> str:

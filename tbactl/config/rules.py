@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from tbactl.config import replay_rules
 from tbactl.config.derived import group_tokens, largest_group_bytes, smallest_ring_bytes
+from tbactl.config.objectives import OPTION_MODELS
 from tbactl.config.problems import Problem, setting_problem
 from tbactl.config.schedules import schedule_problems
 from tbactl.config.sections import RunConfig, SftConfig
@@ -20,6 +21,8 @@ Rule = Callable[[RunConfig], Iterator[Problem]]
 # Section and setting: each may have a `_final` value, reached after `_steps`.
 MOVING_SETTINGS = (
     ("objective", "beta"),
+    ("objective", "reference_temperature"),
+    ("objective", "target_temperature"),
     ("searchers", "temperature"),
     ("replay", "on_policy_fraction"),
     ("replay", "inverse_temperature"),
@@ -74,6 +77,32 @@ def beta_jumps_before_the_end_of_its_line(config: RunConfig) -> Iterator[Problem
             config,
             "objective.beta_stop_step",
             f"must not exceed objective.beta_steps = {objective.beta_steps}: there beta has its final value already.",
+        )
+
+
+def only_trajectory_balance_has_a_tempered_target(config: RunConfig) -> Iterator[Problem]:
+    """The other built-in objectives would leave it out without a word; those of other packages may read it."""
+    objective = config.objective
+    if objective.kind == "trajectory-balance" or objective.kind not in OPTION_MODELS:
+        return
+    for name in ("reference_temperature", "target_temperature"):
+        if (getattr(objective, name), getattr(objective, f"{name}_final")) != (1.0, None):
+            yield setting_problem(
+                config,
+                f"objective.{name}",
+                f"tempers the target of trajectory-balance; objective '{objective.kind}' has no such target: remove "
+                f"{name} and {name}_final.",
+            )
+
+
+def shortest_completion_is_not_longer_than_the_longest(config: RunConfig) -> Iterator[Problem]:
+    """A completion is cut before it may end."""
+    searchers = config.searchers
+    if searchers.min_new_tokens > searchers.max_new_tokens:
+        yield setting_problem(
+            config,
+            "searchers.min_new_tokens",
+            f"must not exceed searchers.max_new_tokens = {searchers.max_new_tokens}.",
         )
 
 
@@ -135,6 +164,8 @@ ERRORS: tuple[Rule, ...] = (
     replay_rules.buffer_holds_a_batch,
     schedules_have_a_length,
     beta_jumps_before_the_end_of_its_line,
+    only_trajectory_balance_has_a_tempered_target,
+    shortest_completion_is_not_longer_than_the_longest,
     prompts_divide_among_ranks,
     replay_rules.sync_mode_is_on_policy,
     replay_rules.staleness_limit_leaves_data,

@@ -65,6 +65,9 @@ class SearchersSection(Section):
     """Prompts longer than this are skipped and counted."""
     max_new_tokens: PositiveInt = 512
     """Completions are cut here (`finish_reason` = length; no EOS is added)."""
+    min_new_tokens: Annotated[int, Field(ge=0)] = 0
+    """No completion ends before it has this many tokens: until then EOS has probability 0, for the policy that samples,
+    the one that is trained and the reference alike."""
     temperature: PositiveFloat = 0.7
     """Sampling temperature; policy and reference log-probs refer to it as well, or to its final value."""
     temperature_final: PositiveFloat | None = None
@@ -94,6 +97,18 @@ class ObjectiveSection(Section):
     """Length, in optimizer steps, of the linear change from `beta` to `beta_final`."""
     beta_stop_step: Annotated[int, Field(ge=0)] | None = None
     """Jump to `beta_final` at this optimizer step, before the line gets there. None: no jump."""
+    reference_temperature: PositiveFloat = 1.0
+    """gamma at step 0. Of `trajectory-balance`, whose target is [pi_ref^(1 / gamma) * exp(reward / beta)]^(1 / T)."""
+    reference_temperature_final: PositiveFloat | None = None
+    """gamma from `reference_temperature_steps` on; None keeps it constant. Above 1 it counts for less."""
+    reference_temperature_steps: Annotated[int, Field(ge=0)] = 0
+    """Length, in optimizer steps, of the linear change of gamma."""
+    target_temperature: PositiveFloat = 1.0
+    """T at step 0, of the same target. Above 1 it is flatter: beginning there keeps a policy from settling early."""
+    target_temperature_final: PositiveFloat | None = None
+    """T from `target_temperature_steps` on; None keeps it constant."""
+    target_temperature_steps: Annotated[int, Field(ge=0)] = 0
+    """Length, in optimizer steps, of the linear change of T."""
 
 
 class ReferenceSection(Section):

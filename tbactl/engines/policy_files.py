@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,14 +59,20 @@ def load_tokenizer(config: EngineConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def stop_token_ids(config: EngineConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Tokens that end a completion: the tokenizer's EOS, and those of generation_config.json."""
-    eos: Any = tokenizer.eos_token_id
+def stop_token_ids(
+    policy_directory: Path, tokenizer: PreTrainedTokenizerBase, *, trust_remote_code: bool
+) -> frozenset[int]:
+    """Tokens that end a completion: the tokenizer's EOS, and those of generation_config.json, else of config.json.
+
+    As vLLM has them, for stopping as for `min_new_tokens`.
+    """
     try:
-        more: Any = GenerationConfig.from_pretrained(config.policy_directory).eos_token_id
+        more: Any = GenerationConfig.from_pretrained(policy_directory).eos_token_id
     except OSError:  # it has no such file
-        more = None
-    return frozenset([eos, *([] if more is None else [more] if isinstance(more, int) else more)])
+        model_config = AutoConfig.from_pretrained(policy_directory, trust_remote_code=trust_remote_code)
+        more = GenerationConfig.from_model_config(model_config).eos_token_id
+    eos: list[Any] = [tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
+    return frozenset(token_id for token_id in eos if token_id is not None)
 
 
 def parameter_shapes(config: EngineConfig) -> dict[str, tuple[int, ...]]:

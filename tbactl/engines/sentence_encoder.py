@@ -1,4 +1,4 @@
-"""A sentence encoder: texts to unit vectors whose cosine says how alike they are. For the replay buffer."""
+"""A sentence encoder: texts to unit vectors whose cosine says how alike they are."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ class SentenceEncoder:
     Args:
         source: Hub name or local directory.
         device: Where it computes.
+        setting: Which setting names it, for messages.
     """
 
-    def __init__(self, source: str, *, device: str = "cpu") -> None:
+    def __init__(self, source: str, *, device: str = "cpu", setting: str = "replay.embedder") -> None:
         self._source = source
         self._device = torch.device(device)
+        self._setting = setting
         self._loaded: tuple[PreTrainedModel, PreTrainedTokenizerBase] | None = None
 
     @torch.inference_mode()
@@ -70,11 +72,11 @@ class SentenceEncoder:
                 model = AutoModel.from_pretrained(source, dtype=torch.float32)
                 tokenizer = AutoTokenizer.from_pretrained(source)
         except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(f"replay.embedder = '{self._source}': cannot be loaded: {error}") from error
+            raise ConfigError(f"{self._setting} = '{self._source}': cannot be loaded: {error}") from error
         # For some architectures transformers makes an empty tokenizer up where it finds none: all texts would be alike.
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
             raise ConfigError(
-                f"replay.embedder = '{self._source}': it has no tokenizer; save the one that it was trained with "
+                f"{self._setting} = '{self._source}': it has no tokenizer; save the one that it was trained with "
                 f"beside it."
             )
         logger.info("encoder=%s model=%s", self._source, type(model).__name__)

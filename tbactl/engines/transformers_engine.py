@@ -75,7 +75,9 @@ class TransformersEngine:
         )
         self._model.to(self._device).eval().requires_grad_(False)
         self._tokenizer = load_tokenizer(config)
-        self._stop_ids = sorted(stop_token_ids(config, self._tokenizer))
+        self._stop_ids = sorted(
+            stop_token_ids(config.policy_directory, self._tokenizer, trust_remote_code=config.trust_remote_code)
+        )
         self._generator = torch.Generator(self._device).manual_seed(config.seed)
         self._waiting: deque[_Row] = deque()
         self._rejected: list[FinishedRequest] = []

@@ -39,7 +39,7 @@ def evaluate(config: EvaluationConfig) -> dict[str, Any]:
         TaskError: the task's data cannot be read.
     """
     with resolved_policy(config.checkpoint, task=config.task.kind) as policy:
-        return _evaluate_policy(fitted(config, policy=policy), policy=policy)
+        return _evaluate_policy(as_long_as_needed(config, fitted(config, policy=policy)), policy=policy)
 
 
 def fitted(config: EvaluationConfig, *, policy: Path) -> EvaluationConfig:
@@ -55,6 +55,25 @@ def fitted(config: EvaluationConfig, *, policy: Path) -> EvaluationConfig:
     half = (positions - 1) // 2
     logger.info("the policy has %d positions: at most %d tokens for prompts and for completions", positions, half)
     return config.model_copy(update={"max_prompt_tokens": half, "max_new_tokens": half})
+
+
+def as_long_as_needed(config: EvaluationConfig, fit: EvaluationConfig) -> EvaluationConfig:
+    """Completions as short as the task's own are, where nobody asked for a length.
+
+    Args:
+        config: as asked for.
+        fit: the same, fitted to the policy.
+    """
+    if config.max_new_tokens != EvaluationConfig.model_fields["max_new_tokens"].default:
+        return fit
+    model = getattr(registry.load("tbactl.tasks", config.task.kind), "options_model", None)
+    own = None if model is None else model.model_fields.get("max_new_tokens")
+    if own is None:
+        return fit
+    own_length = config.task.options.get("max_new_tokens", own.default)
+    if not isinstance(own_length, int):  # the task will say so
+        return fit
+    return fit.model_copy(update={"max_new_tokens": min(own_length, fit.max_new_tokens)})
 
 
 def _evaluate_policy(config: EvaluationConfig, *, policy: Path) -> dict[str, Any]:

@@ -47,8 +47,9 @@ class ObjectiveBatch:
         num_groups_global: prompts of the whole optimizer step; for losses that are means over prompts.
         num_tokens_global: completion tokens of the whole optimizer step; for losses that are means over tokens.
         max_completion_tokens: the longest a completion may be, by recipe.
-        beta: KL coefficient > 0, in reward units per nat.
+        beta: KL coefficient > 0, in reward units per nat; T times the recipe's where the target has a temperature T.
         log_z: the learned log Z of each prompt, in nats, with gradients; None unless an objective requires it.
+        reference_exponent: power of the reference in the target, pi_ref^this exp(r / beta) / Z: 1 / (gamma T) > 0.
 
     Raises:
         AssertionError: shapes, dtypes, or group indices do not fit together.
@@ -70,6 +71,7 @@ class ObjectiveBatch:
     max_completion_tokens: int
     beta: float
     log_z: Float[Tensor, " groups"] | None = None
+    reference_exponent: float = 1.0
 
     def __post_init__(self) -> None:
         self._check_shapes()
@@ -106,6 +108,7 @@ class ObjectiveBatch:
 
     def _check_groups(self) -> None:
         assert self.beta > 0.0, f"beta must be > 0, got {self.beta}"
+        assert self.reference_exponent > 0.0, f"reference_exponent must be > 0, got {self.reference_exponent}"
         num_trajectories = len(self.rewards)
         assert self.num_trajectories_global >= num_trajectories, (
             f"num_trajectories_global counts the whole step, so it is >= {num_trajectories}, the rows of this "

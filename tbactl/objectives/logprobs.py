@@ -25,6 +25,8 @@ def token_logprobs(
     temperature: float,
     chunk_tokens: int,
     lm_head_bias: Float[Tensor, " vocabulary"] | None = None,
+    barred_ids: Int[Tensor, " barred"] | None = None,
+    is_barred: Bool[Tensor, "*batch tokens"] | None = None,
 ) -> Float[Tensor, "*batch tokens"]:
     """Log of softmax((hidden W^T + b) / temperature) at the target ids; memory O(chunk_tokens x V) both ways.
 
@@ -40,6 +42,8 @@ def token_logprobs(
         temperature: > 0; the one that sampling used.
         chunk_tokens: >= 1; positions whose logits exist at the same time.
         lm_head_bias: of the head, if it has one.
+        barred_ids: tokens that sampling left out at some positions: their logits are -infinity there.
+        is_barred: those positions; given with `barred_ids`.
 
     Returns:
         Log-probs in nats, 0 where `mask` is False; float32 or float64.
@@ -54,8 +58,16 @@ def token_logprobs(
         f"hidden size {hidden.shape[-1]} is not that of lm_head_weight, {list(lm_head_weight.shape)} (under ZeRO-3 it "
         f"must be gathered)"
     )
+    assert (barred_ids is None) == (is_barred is None), "barred_ids and is_barred are given together"
     scored: Tensor = _ChunkedLogProbs.apply(  # pyright: ignore[reportAssignmentType]
-        hidden[mask], lm_head_weight, lm_head_bias, target_ids[mask], temperature, chunk_tokens
+        hidden[mask],
+        lm_head_weight,
+        lm_head_bias,
+        target_ids[mask],
+        barred_ids,
+        None if is_barred is None else is_barred[mask],
+        temperature,
+        chunk_tokens,
     )
     return scored.new_zeros(mask.shape).masked_scatter(mask, scored)
 
@@ -70,6 +82,8 @@ class _ChunkedLogProbs(torch.autograd.Function):
         weight: Float[Tensor, "vocabulary hidden"],
         bias: Float[Tensor, " vocabulary"] | None,
         targets: Int[Tensor, " positions"],
+        barred_ids: Int[Tensor, " barred"] | None,
+        is_barred: Bool[Tensor, " positions"] | None,
         temperature: float,
         chunk_tokens: int,
     ) -> Float[Tensor, " positions"]:
@@ -77,9 +91,10 @@ class _ChunkedLogProbs(torch.autograd.Function):
         logprobs = torch.empty_like(log_normalizer)
         for rows in _chunks(len(hidden), chunk_tokens):
             logits = _logits(hidden[rows], weight, bias, temperature)
+            _bar(logits, barred_ids, is_barred, rows)
             log_normalizer[rows] = logits.logsumexp(dim=-1)
             logprobs[rows] = logits.gather(-1, targets[rows, None]).squeeze(-1) - log_normalizer[rows]
-        ctx.save_for_backward(hidden, weight, bias, targets, log_normalizer)
+        ctx.save_for_backward(hidden, weight, bias, targets, barred_ids, is_barred, log_normalizer)
         ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
         return logprobs
 
@@ -88,7 +103,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (torch's decorator hides the names)
         ctx: Any, grad_logprobs: Float[Tensor, " positions"]
     ) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, log_normalizer = ctx.saved_tensors
+        hidden, weight, bias, targets, barred_ids, is_barred, log_normalizer = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         # Chunks are added up in the softmax's dtype: in bfloat16 the late ones would vanish in the sum.
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
@@ -96,6 +111,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=log_normalizer.dtype) if needs_bias else None
         for rows in _chunks(len(hidden), ctx.chunk_tokens):
             logits = _logits(hidden[rows], weight, bias, ctx.temperature)
+            _bar(logits, barred_ids, is_barred, rows)
             grad_logits = _grad_logits(
                 logits, log_normalizer[rows], targets[rows], grad_logprobs[rows] / ctx.temperature
             )
@@ -110,7 +126,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
             grad_weight = grad_weight.to(weight.dtype)
         if grad_bias is not None:
             grad_bias = grad_bias.to(bias.dtype)
-        return grad_hidden, grad_weight, grad_bias, None, None, None
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
 
 
 def _softmax_dtype(hidden: Tensor) -> torch.dtype:
@@ -126,6 +142,17 @@ def _logits(
 ) -> Float[Tensor, "chunk vocabulary"]:
     """Tempered logits in the softmax's dtype; a fresh tensor that the caller may overwrite."""
     return torch.nn.functional.linear(hidden, weight, bias).to(_softmax_dtype(hidden)).div_(temperature)
+
+
+def _bar(
+    logits: Float[Tensor, "chunk vocabulary"],
+    barred_ids: Int[Tensor, " barred"] | None,
+    is_barred: Bool[Tensor, " positions"] | None,
+    rows: slice,
+) -> None:
+    """Take the barred tokens out of the softmax of a chunk, in place; no gradient reaches their logits then."""
+    if barred_ids is not None and is_barred is not None:
+        logits[:, barred_ids] = logits[:, barred_ids].masked_fill(is_barred[rows, None], -torch.inf)
 
 
 def _grad_logits(

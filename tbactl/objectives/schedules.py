@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tbactl.config.sections import ObjectiveSection, ReplaySection, SearchersSection
 
 
@@ -37,6 +39,55 @@ def beta_at(objective: ObjectiveSection, *, step: int) -> float:
         step=step,
         stop_step=objective.beta_stop_step,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What the policy should become at an optimizer step: pi_ref^reference_exponent * exp(reward / beta) / Z."""
+
+    beta: float
+    """> 0, in reward units per nat: the recipe's KL coefficient times the target's temperature T."""
+    reference_exponent: float
+    """> 0: 1 / (gamma T), with the reference's temperature gamma."""
+
+
+def target_at(objective: ObjectiveSection, *, step: int) -> Target:
+    """The target of an optimizer step, tempered as in arXiv 2405.18540, where gamma and T are 1 unless configured."""
+    temperature = target_temperature_at(objective, step=step)
+    return Target(
+        beta=temperature * beta_at(objective, step=step),
+        reference_exponent=1.0 / (reference_temperature_at(objective, step=step) * temperature),
+    )
+
+
+def reference_temperature_at(objective: ObjectiveSection, *, step: int) -> float:
+    """The reference's temperature gamma, > 0: the target holds pi_ref^(1 / gamma)."""
+    return linear(
+        objective.reference_temperature,
+        objective.reference_temperature_final,
+        steps=objective.reference_temperature_steps,
+        step=step,
+    )
+
+
+def target_temperature_at(objective: ObjectiveSection, *, step: int) -> float:
+    """The target's temperature T, > 0, by which its logarithm is divided."""
+    return linear(
+        objective.target_temperature,
+        objective.target_temperature_final,
+        steps=objective.target_temperature_steps,
+        step=step,
+    )
+
+
+def target_metrics(objective: ObjectiveSection, *, step: int) -> dict[str, float]:
+    """The settings of an optimizer step's target; its temperatures where it has any."""
+    metrics = {"objective/beta/value": beta_at(objective, step=step)}
+    if (objective.reference_temperature, objective.reference_temperature_final) != (1.0, None):
+        metrics["objective/reference_temperature/value"] = reference_temperature_at(objective, step=step)
+    if (objective.target_temperature, objective.target_temperature_final) != (1.0, None):
+        metrics["objective/target_temperature/value"] = target_temperature_at(objective, step=step)
+    return metrics
 
 
 def sampling_temperature_at(searchers: SearchersSection, *, step: int) -> float:

@@ -49,6 +49,15 @@ class TrajectoryBalance:
     and the same loss trains it: d loss / d log Z = beta * mean residual, which leads to the estimate above. Residuals
     of a group then do not sum to zero while the head is off, and a group of one trajectory teaches something.
 
+    **A tempered target**, as in red-teaming with GFlowNets (arXiv 2405.18540): the recipe's `reference_temperature`
+    gamma and `target_temperature` T make it
+
+        log R(y) = [ log pi_ref(y | x) / gamma + r / beta ] / T.
+
+    A batch says that as `reference_exponent` = 1 / (gamma T) and `beta` = beta T, which is what the loss is multiplied
+    by: with T = 1 and gamma = 1 it is the loss above, and in reward units whatever they are. Minimum: zero, at
+    pi_ref^(1 / (gamma T)) exp(r / (beta T)) / Z.
+
     Importance weights have no place here: the residual has one root, whatever policy the data came from.
 
     Example:
@@ -63,7 +72,15 @@ class TrajectoryBalance:
     """
 
     required_fields = frozenset(
-        {"policy_logprobs", "reference_logprobs", "completion_mask", "rewards", "group_index", "beta"}
+        {
+            "policy_logprobs",
+            "reference_logprobs",
+            "completion_mask",
+            "rewards",
+            "group_index",
+            "beta",
+            "reference_exponent",
+        }
     )
 
     def __init__(self, **options: Any) -> None:
@@ -98,9 +115,9 @@ def balance_residual(
 ) -> tuple[Float[Tensor, " trajectories"], Float[Tensor, " groups"]]:
     """Residual of each trajectory, eq. 3, with the estimated log Z of each prompt, eq. 4; both in nats.
 
-    residual = log Z(x) + log pi_theta(y | x) - log pi_ref(y | x) - r / beta
+    residual = log Z(x) + log pi_theta(y | x) - reference_exponent log pi_ref(y | x) - r / beta
     """
-    log_ratio = batch.sequence_log_ratio(batch.policy_logprobs, batch.reference_logprobs)
+    log_ratio = batch.sequence_log_ratio(batch.policy_logprobs, batch.reference_exponent * batch.reference_logprobs)
     own_log_z = batch.rewards / batch.beta - log_ratio
     log_z = estimated_log_z(own_log_z, group_index=batch.group_index, num_groups=batch.num_groups).detach()
     residual = log_z[batch.group_index] - own_log_z

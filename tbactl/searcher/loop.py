@@ -211,6 +211,7 @@ class Searcher:
         version = self._parts.engine.policy_version
         return SamplingParams(
             max_new_tokens=self._settings.max_new_tokens,
+            min_new_tokens=self._settings.min_new_tokens,
             temperature=sampling_temperature_at(self._settings, step=version),
             top_p=self._settings.top_p,
         )

@@ -51,7 +51,17 @@ class _Group:
     rewards: Vector
     """[K]"""
     counts: Vector
-    """How often each token occurs in each completion: [K, 27]."""
+    """How often each token occurs in each completion, where EOS was barred and where it was not: [2, K, 27]."""
+
+    def logprobs(self, tables: Vector) -> Vector:
+        """Of the completions, by tables [2, 27]: [K]."""
+        finite = np.where(np.isfinite(tables), tables, 0.0)  # what was barred does not occur
+        return self.counts[0] @ finite[0] + self.counts[1] @ finite[1]
+
+    def scores(self, tables: Vector) -> Vector:
+        """Gradients of `logprobs` with respect to the logits, at temperature 1: [K, 27]."""
+        lengths = self.counts.sum(axis=2, keepdims=True)
+        return (self.counts - lengths * np.exp(tables)[:, None]).sum(axis=0)
 
 
 class FakeLearner:
@@ -70,6 +80,7 @@ class FakeLearner:
         time.sleep(self._options.start_seconds)
         self._faults.reach("start")
         self._temperature = training_temperature(config.run.searchers)
+        self._min_new_tokens = config.run.searchers.min_new_tokens
         self._policy = FakePolicy.initial(config.policy_directory)
         self._reference = self._policy
         self._moving = config.run.reference
@@ -77,27 +88,30 @@ class FakeLearner:
         self._num_updates = 0
 
     def update(
-        self, groups: Sequence[TrajectoryGroup], *, beta: float, should_abort: Callable[[], bool]
+        self,
+        groups: Sequence[TrajectoryGroup],
+        *,
+        beta: float,
+        should_abort: Callable[[], bool],
+        reference_exponent: float = 1.0,
     ) -> UpdateReport | None:
         """One step on the trajectory-balance gradient, in reward units, with the VarGrad log Z of each group."""
         self._faults.reach("update")
         if self._is_aborted(should_abort):
             return None
-        policy, reference = (
-            p.log_probabilities(temperature=self._temperature) for p in (self._policy, self._reference)
-        )
+        policy, reference = self._tables(self._policy), self._tables(self._reference)
         gradient = np.zeros(VOCABULARY)
         residuals, kls, log_zs = [], [], []
-        loaded = [_load(group) for group in groups]
+        loaded = [_load(group, min_new_tokens=self._min_new_tokens) for group in groups]
         for group in loaded:
-            log_ratio = group.counts @ (policy - reference)
+            logprob, reference_logprob = group.logprobs(policy), group.logprobs(reference)
+            log_ratio = logprob - reference_exponent * reference_logprob
             log_z = (group.rewards / beta - log_ratio).mean()
             residual = beta * (log_z + log_ratio) - group.rewards
-            lengths = group.counts.sum(axis=1, keepdims=True)
-            score = (group.counts - lengths * np.exp(policy)) / self._temperature
+            score = group.scores(policy) / self._temperature
             gradient += (residual[:, None] * score).mean(axis=0) / len(groups)
             residuals.append(residual)
-            kls.append(log_ratio)
+            kls.append(logprob - reference_logprob)
             log_zs.append(log_z)
         self._velocity = self._options.momentum * self._velocity + gradient
         logits = self._policy.logits - self._options.learning_rate * self._velocity
@@ -117,6 +131,11 @@ class FakeLearner:
         }
         uids = [trajectory.uid for group in groups for trajectory in group.trajectories]
         return UpdateReport(metrics=metrics, residuals=dict(zip(uids, all_residuals.tolist(), strict=True)))
+
+    def _tables(self, policy: FakePolicy) -> Vector:
+        """Log-probs of tokens where EOS is barred, and where it is not: [2, 27]."""
+        allowed = (False, True)
+        return np.stack([policy.log_probabilities(temperature=self._temperature, allow_eos=eos) for eos in allowed])
 
     @property
     def _num_reference_updates(self) -> int:
@@ -185,9 +204,14 @@ class FakeLearner:
         return True
 
 
-def _load(group: TrajectoryGroup) -> _Group:
+def _load(group: TrajectoryGroup, *, min_new_tokens: int) -> _Group:
     tokens = [trajectory.completion.token_ids for trajectory in group.trajectories]
+    early, late = [ids[:min_new_tokens] for ids in tokens], [ids[min_new_tokens:] for ids in tokens]
     return _Group(
         rewards=np.array([trajectory.reward for trajectory in group.trajectories]),
-        counts=np.stack([np.bincount(ids, minlength=VOCABULARY).astype(np.float64) for ids in tokens]),
+        counts=np.stack([_counts(early), _counts(late)]),
     )
+
+
+def _counts(tokens: Sequence[Sequence[int]]) -> Vector:
+    return np.stack([np.bincount(np.array(ids, dtype=int), minlength=VOCABULARY) for ids in tokens]).astype(np.float64)

@@ -3,8 +3,9 @@
     task = MyTask(...)
     assert check_task(task) == []
 
-Streams must be endless, equal for equal seeds, and keep held-out problems out of training. Rewards must be one for each
-completion, in order, finite and fast, whatever the completion says: a policy in training writes anything.
+Streams must be endless, equal for equal seeds, and keep held-out problems out of training; a task that says
+`has_fixed_prompt = True` has one prompt for both. Rewards must be one for each completion, in order, finite and fast,
+whatever the completion says: a policy in training writes anything.
 """
 
 from __future__ import annotations
@@ -74,6 +75,11 @@ def check_task(task: Task, *, num_prompts: int = 200, time_limit_s: float = 60.0
     return problems
 
 
+def has_fixed_prompt(task: Task) -> bool:
+    """Whether a task says that it has one prompt only: nothing can be held out then."""
+    return getattr(task, "has_fixed_prompt", False)
+
+
 def _check_members(task: Task) -> Iterator[str]:
     if not isinstance(task, Task):
         yield f"{type(task).__name__} lacks a method or attribute of tbactl.protocols.Task."
@@ -91,6 +97,10 @@ def _check_streams(task: Task, num_prompts: int) -> Iterator[str]:
         if first != again:
             yield f"prompts('{split}', seed=0) differs between two calls; it must depend on the seed alone."
         yield from _check_prompts(split, first)
+    if has_fixed_prompt(task):
+        if any(prompt != streams["train"][0] for stream in streams.values() for prompt in stream):
+            yield "has_fixed_prompt is set, but the streams hold more than one prompt."
+        return
     for what, seen in (("prompt_id", lambda prompt: prompt.prompt_id), ("text", lambda prompt: prompt.text)):
         shared = {seen(prompt) for prompt in streams["train"]} & {seen(prompt) for prompt in streams["test"]}
         if shared:
@@ -166,7 +176,7 @@ def _check_evaluation(task: Task) -> Iterator[str]:
     if not asked or any(group != prompts for group in asked):
         yield "evaluate asks for other prompts than evaluation_prompts(limit=4, seed=0)."
     trained_on = {prompt.text for prompt in islice(task.prompts("train", seed=0), 200)}
-    if any(prompt.text in trained_on for prompt in prompts):
+    if not has_fixed_prompt(task) and any(prompt.text in trained_on for prompt in prompts):
         yield "evaluation_prompts holds a prompt of the training stream."
     yield from _check_result(task, result)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from tbactl.config.sections import RunConfig
@@ -10,8 +11,12 @@ from tbactl.replay.near_duplicates import EditDistance, EmbeddingCosine, Likenes
 from tbactl.replay.snapshot import load_buffer
 
 
-def new_buffer(run: RunConfig) -> ReplayBuffer:
+def new_buffer(run: RunConfig, *, note_progress: Callable[[], object] = lambda: None) -> ReplayBuffer:
     """The buffer of a run that begins.
+
+    Args:
+        run: its capacities, and what counts as almost the same.
+        note_progress: called now and then in an insertion that takes long.
 
     Raises:
         ConfigError: a package that near duplicates need is missing.
@@ -21,12 +26,19 @@ def new_buffer(run: RunConfig) -> ReplayBuffer:
         capacity=replay.capacity,
         capacity_per_prompt=replay.capacity_per_prompt,
         eviction=replay.eviction,
-        likeness=_likeness(run),
+        likeness=_likeness(run, note_progress=note_progress),
     )
 
 
-def saved_buffer(run: RunConfig, directory: Path) -> ReplayBuffer:
+def saved_buffer(
+    run: RunConfig, directory: Path, *, note_progress: Callable[[], object] = lambda: None
+) -> ReplayBuffer:
     """The buffer of a checkpoint.
+
+    Args:
+        run: as for `new_buffer`.
+        directory: with the snapshot.
+        note_progress: as for `new_buffer`.
 
     Raises:
         CheckpointError: a file is missing, damaged, or of another layout.
@@ -38,11 +50,11 @@ def saved_buffer(run: RunConfig, directory: Path) -> ReplayBuffer:
         capacity=replay.capacity,
         capacity_per_prompt=replay.capacity_per_prompt,
         eviction=replay.eviction,
-        likeness=_likeness(run),
+        likeness=_likeness(run, note_progress=note_progress),
     )
 
 
-def _likeness(run: RunConfig) -> Likeness | None:
+def _likeness(run: RunConfig, *, note_progress: Callable[[], object]) -> Likeness | None:
     replay = run.replay
     if replay.near_duplicates == "keep" or run.mode == "sync":
         return None
@@ -52,4 +64,5 @@ def _likeness(run: RunConfig) -> Likeness | None:
     from tbactl.engines.sentence_encoder import SentenceEncoder
 
     assert replay.embedder is not None  # a rule
-    return EmbeddingCosine(SentenceEncoder(replay.embedder), tolerance=replay.near_duplicate_tolerance)
+    encoder = SentenceEncoder(replay.embedder)
+    return EmbeddingCosine(encoder, tolerance=replay.near_duplicate_tolerance, note_progress=note_progress)

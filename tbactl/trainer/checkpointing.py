@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,15 @@ def find_checkpoint(config: ProcessConfig) -> Path | None:
     return None if config.resume_checkpoint is None else usable_checkpoint(config.resume_checkpoint)
 
 
-def restore_state(checkpoint: Path, config: ProcessConfig) -> tuple[TrainerState, ReplayBuffer]:
+def restore_state(
+    checkpoint: Path, config: ProcessConfig, *, note_progress: Callable[[], object] = lambda: None
+) -> tuple[TrainerState, ReplayBuffer]:
     """State and replay buffer of a checkpoint; the learner loads its own part.
+
+    Args:
+        checkpoint: its directory.
+        config: of the run that goes on.
+        note_progress: called now and then in an insertion into that buffer that takes long.
 
     Raises:
         CheckpointError: a file is damaged, or it is a checkpoint of another run.
@@ -87,7 +95,7 @@ def restore_state(checkpoint: Path, config: ProcessConfig) -> tuple[TrainerState
     state = read_trainer_state(checkpoint)
     _check_settings(state.settings, run.model_dump(mode="json"), checkpoint=checkpoint)
     state.settings = run.model_dump(mode="json")
-    return state, saved_buffer(run, CheckpointLayout(checkpoint).replay)
+    return state, saved_buffer(run, CheckpointLayout(checkpoint).replay, note_progress=note_progress)
 
 
 def _check_settings(written: dict[str, Any], now: dict[str, Any], *, checkpoint: Path) -> None:

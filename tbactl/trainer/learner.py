@@ -25,6 +25,7 @@ from tbactl.checkpoints.consolidate import FACTS_FILE, POLICY_CONFIG
 from tbactl.config.layout import CheckpointLayout, ProcessConfig
 from tbactl.config.objectives import build_objective
 from tbactl.config.problems import show_value
+from tbactl.engines.policy_files import stop_token_ids
 from tbactl.errors import CheckpointError, ConfigError
 from tbactl.ipc.codec import decode, encode
 from tbactl.objectives.batch import Objective, ObjectiveBatch
@@ -75,6 +76,9 @@ class DeepSpeedLearner:
         self._ranks = RankGroup(config, device=accelerator_device())
         torch.manual_seed(run.seed)
         self._policy = load_policy(run.policy, directory=config.policy_directory)
+        self._stop_ids = stop_token_ids(
+            config.policy_directory, self._policy.tokenizer, trust_remote_code=run.policy.trust_remote_code
+        )
         # Before adapters add names of their own.
         self._names = dict(self._policy.model.state_dict(keep_vars=True))
         self._base_sources = self._find_base_sources(config.policy_directory)
@@ -152,6 +156,8 @@ class DeepSpeedLearner:
         return ScoringModel(
             policy.model,
             temperature=training_temperature(self._run.searchers),
+            min_new_tokens=self._run.searchers.min_new_tokens,
+            stop_ids=self._stop_ids,
             chunk_tokens=self._run.trainer.logprob_chunk_tokens,
         )
 
@@ -170,14 +176,23 @@ class DeepSpeedLearner:
     # What rank 0 is asked --------------------------------------------------------------------------------------------
 
     def update(
-        self, groups: Sequence[TrajectoryGroup], *, beta: float, should_abort: Callable[[], bool]
+        self,
+        groups: Sequence[TrajectoryGroup],
+        *,
+        beta: float,
+        should_abort: Callable[[], bool],
+        reference_exponent: float = 1.0,
     ) -> UpdateReport | None:
         """One optimizer step; `should_abort` is asked before each micro-batch."""
         if self._ranks.size > 1:
             records = [encode(group) for group in groups]
-            arguments = {"beta": beta, "sizes": [len(record) for record in records]}
+            arguments = {
+                "beta": beta,
+                "reference_exponent": reference_exponent,
+                "sizes": [len(record) for record in records],
+            }
             self._ranks.send(Command(name="update", arguments=arguments, blob=b"".join(records)))
-        return self._update(groups, beta=beta, should_abort=should_abort)
+        return self._update(groups, beta=beta, reference_exponent=reference_exponent, should_abort=should_abort)
 
     def probe_logprobs(self, probe: ProbeBatch) -> list[tuple[float, ...]]:
         """Log-probs at temperature 1."""
@@ -242,7 +257,12 @@ class DeepSpeedLearner:
             match command.name:
                 case "update":
                     groups = _split(command.blob, arguments["sizes"])
-                    self._update(groups, beta=arguments["beta"], should_abort=report_progress)
+                    self._update(
+                        groups,
+                        beta=arguments["beta"],
+                        reference_exponent=arguments["reference_exponent"],
+                        should_abort=report_progress,
+                    )
                 case "probe":
                     self._probe([(tuple(ids), length) for ids, length in arguments["sequences"]])
                 case "collect":
@@ -261,9 +281,16 @@ class DeepSpeedLearner:
     # What all ranks do together --------------------------------------------------------------------------------------
 
     def _update(
-        self, groups: Sequence[TrajectoryGroup], *, beta: float, should_abort: Callable[[], bool]
+        self,
+        groups: Sequence[TrajectoryGroup],
+        *,
+        beta: float,
+        reference_exponent: float,
+        should_abort: Callable[[], bool],
     ) -> UpdateReport | None:
-        report = self._updater.update(groups, beta=beta, should_abort=should_abort)
+        report = self._updater.update(
+            groups, beta=beta, reference_exponent=reference_exponent, should_abort=should_abort
+        )
         if report is not None:
             self._moving_reference.after_step()
             report.metrics["trainer/reference_updates/total"] = float(self._moving_reference.num_updates)

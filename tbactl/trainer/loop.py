@@ -23,7 +23,7 @@ from tbactl.checkpoints.trainer_state import TrainerState
 from tbactl.clock import Clock
 from tbactl.config.sections import RunConfig
 from tbactl.ipc.control_page import TrainerPhase
-from tbactl.objectives.schedules import beta_at
+from tbactl.objectives.schedules import target_at, target_metrics
 from tbactl.protocols import Learner, Logger
 from tbactl.replay.buffer import ReplayBuffer
 from tbactl.telemetry.jsonl import ELAPSED
@@ -112,16 +112,22 @@ class TrainerLoop:
             return False
         version = self._state.policy_version
         self._board.enter(TrainerPhase.TRAINING)
-        beta = beta_at(self._run.objective, step=version)
+        target = target_at(self._run.objective, step=version)
         with self._watch.measure("update"):
-            report = self._learner.update(groups, beta=beta, should_abort=self._waiter.note_progress)
+            report = self._learner.update(
+                groups,
+                beta=target.beta,
+                reference_exponent=target.reference_exponent,
+                should_abort=self._waiter.note_progress,
+            )
         if report is None:
             return False
         self._batches.commit(report.residuals)
         self._count(groups)
         if self._is_sync_step:
             self._publish()
-        metrics = report.metrics | batch_metrics(groups, policy_version=version) | {"objective/beta/value": beta}
+        metrics = report.metrics | batch_metrics(groups, policy_version=version)
+        metrics |= target_metrics(self._run.objective, step=version)
         metrics |= residual_metrics(groups, residuals=report.residuals, policy_version=version)
         self._report(metrics, groups=groups, step_s=self._clock.monotonic_s() - start_s)
         if self._is_checkpoint_step:

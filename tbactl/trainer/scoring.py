@@ -5,10 +5,11 @@ Before this file on the way of a trajectory: `collate.py`. After it: `objectives
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -29,14 +30,26 @@ class ScoringModel(torch.nn.Module):
         policy: the model; its transformer and its head are used apart.
         temperature: of sampling, > 0.
         chunk_tokens: positions whose logits exist at the same time.
+        min_new_tokens: sampling gave the `stop_ids` probability 0 at so many first tokens of a completion.
+        stop_ids: tokens that end a completion.
     """
 
-    def __init__(self, policy: PreTrainedModel, *, temperature: float, chunk_tokens: int) -> None:
+    def __init__(
+        self,
+        policy: PreTrainedModel,
+        *,
+        temperature: float,
+        chunk_tokens: int,
+        min_new_tokens: int = 0,
+        stop_ids: Collection[int] = (),
+    ) -> None:
         super().__init__()
         self.policy = policy
         self.log_z_head: LogZHead | None = None
         self.temperature = temperature
         self.chunk_tokens = chunk_tokens
+        self.min_new_tokens = min_new_tokens
+        self.stop_ids = sorted(stop_ids)
 
     @property
     def head(self) -> torch.nn.Module:
@@ -62,7 +75,7 @@ class ScoringModel(torch.nn.Module):
 
         Args:
             batch: on the model's device.
-            temperature: instead of the model's own.
+            temperature: instead of that of sampling; of the model's plain distribution, in which nothing is barred.
             with_log_z: give the learned log Z of each prompt besides.
         """
         mask = batch.completion_mask
@@ -75,12 +88,21 @@ class ScoringModel(torch.nn.Module):
             mask=torch.ones_like(batch.target_ids[mask], dtype=torch.bool),
             temperature=self.temperature if temperature is None else temperature,
             chunk_tokens=self.chunk_tokens,
+            **({} if temperature is not None else self._barred(mask)),
         )
         logprobs = scored.new_zeros(mask.shape).masked_scatter(mask, scored)
         if not with_log_z:
             return logprobs
         assert self.log_z_head is not None
         return logprobs, self.log_z_head(hidden, batch)
+
+    def _barred(self, mask: Bool[Tensor, "trajectories tokens"]) -> dict[str, Tensor]:
+        """What sampling could not draw, for the completion tokens in their order."""
+        if not self.min_new_tokens:
+            return {}
+        is_early = torch.arange(mask.shape[1], device=mask.device) < self.min_new_tokens
+        stop_ids = torch.tensor(self.stop_ids, dtype=torch.long, device=mask.device)
+        return {"barred_ids": stop_ids, "is_barred": is_early.expand(mask.shape)[mask]}
 
     def _head_parameter(self, name: str) -> Tensor:
         parameter = getattr(self.head, name)

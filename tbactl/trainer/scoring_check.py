@@ -79,7 +79,8 @@ def _scored(
     """Log-probs of all completion tokens, and the gradient of their sum with respect to the prompts' embeddings."""
     batch = _collated(model, groups, shares_prompt=shares_prompt)
     with torch.enable_grad(), _embeddings_as_leaves(model.policy) as leaves:
-        logprobs = model(batch)
+        # The plain distribution: random completions may hold EOS anywhere.
+        logprobs = model(batch, temperature=model.temperature)
         (gradient,) = torch.autograd.grad(logprobs.sum(), leaves[:1])
     if not shares_prompt:
         shape = (batch.num_groups, *gradient.shape[1:])

@@ -84,9 +84,9 @@ def lead(config: ProcessConfig, *, learner: Learner, page: ControlPage, pulse: P
     checkpoint = find_checkpoint(config)
     if checkpoint is None:
         state = new_state(config)
-        buffer = new_buffer(run)
+        buffer = new_buffer(run, note_progress=pulse.progress)
     else:
-        state, buffer = restore_state(checkpoint, config)
+        state, buffer = restore_state(checkpoint, config, note_progress=pulse.progress)
         learner.load(CheckpointLayout(checkpoint).learner)
         store.forget_after(state.policy_version)
         logger.info("resumed checkpoint=%s trajectories=%d", checkpoint.name, len(buffer))

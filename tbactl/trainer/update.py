@@ -58,7 +58,12 @@ class Updater:
         self._shares_prompt = shares_prompt
 
     def update(
-        self, groups: Sequence[TrajectoryGroup], *, beta: float, should_abort: Callable[[], bool]
+        self,
+        groups: Sequence[TrajectoryGroup],
+        *,
+        beta: float,
+        should_abort: Callable[[], bool],
+        reference_exponent: float = 1.0,
     ) -> UpdateReport | None:
         """One step on the groups, dealt among the ranks. Metrics are over all ranks, durations this rank's.
 
@@ -66,6 +71,7 @@ class Updater:
             groups: at least one for each rank.
             beta: KL coefficient.
             should_abort: asked before each micro-batch; rank 0's answer counts.
+            reference_exponent: power of the reference in the target.
 
         Returns:
             Metrics and residuals; None when aborted, with weights and gradients as if nothing had been.
@@ -80,7 +86,7 @@ class Updater:
             budget_tokens=self._budget_tokens,
             shares_prompt=self._shares_prompt,
         )[self._ranks.rank]
-        step = _Step.of(groups, beta=beta, device=self._backend.device)
+        step = _Step.of(groups, beta=beta, reference_exponent=reference_exponent, device=self._backend.device)
         parts: list[dict[str, Metric]] = []
         for number, indexes in enumerate(plan):
             if self._ranks.agree(should_abort()):
@@ -131,6 +137,7 @@ class Updater:
                 num_tokens_global=step.num_tokens,
                 max_completion_tokens=self._max_completion_tokens,
                 beta=step.beta,
+                reference_exponent=step.reference_exponent,
                 log_z=log_z,
             )
             loss, metrics = self._objective(objective_batch)
@@ -148,8 +155,9 @@ class Updater:
         self._reference.accompany(device=self._backend.device)
         batch = collate([score_only_group([0], [[0]])], shares_prompt=self._shares_prompt)
         policy_logprobs, log_z = self._backend.score(batch.to(self._backend.device))
-        outputs = policy_logprobs.sum() + (0.0 if log_z is None else log_z.sum())
-        self._backend.backward(0.0 * outputs, is_last=is_last)
+        # The sum of nothing, not zero times a log-prob: that of a barred token is infinite.
+        outputs = policy_logprobs[:, :0].sum() + (0.0 if log_z is None else 0.0 * log_z.sum())
+        self._backend.backward(outputs, is_last=is_last)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -158,6 +166,7 @@ class _Step:
 
     groups: Sequence[TrajectoryGroup]
     beta: float
+    reference_exponent: float
     num_tokens: int
     first: tuple[int, ...]
     """Number of each group's first trajectory within the step."""
@@ -165,12 +174,15 @@ class _Step:
     """Of all trajectories, groups in order; 0 where another rank computes them."""
 
     @classmethod
-    def of(cls, groups: Sequence[TrajectoryGroup], *, beta: float, device: torch.device) -> _Step:
+    def of(
+        cls, groups: Sequence[TrajectoryGroup], *, beta: float, reference_exponent: float, device: torch.device
+    ) -> _Step:
         sizes = [len(group.trajectories) for group in groups]
         lengths = (len(trajectory.completion.token_ids) for group in groups for trajectory in group.trajectories)
         return cls(
             groups=groups,
             beta=beta,
+            reference_exponent=reference_exponent,
             num_tokens=sum(lengths),
             first=tuple(accumulate(sizes[:-1], initial=0)),
             residuals=torch.zeros(sum(sizes), dtype=torch.float64, device=device),

@@ -20,7 +20,7 @@ def under_test(request, tmp_path_factory):
     scratch = tmp_path_factory.mktemp("weights")
     policy = make_tiny_policy(scratch / "policy", architecture=request.param, eos_bias=1.5)
     config = EngineConfig(policy_directory=policy, max_model_tokens=192, max_concurrent_sequences=48, cores=(0,))
-    stop_ids = stop_token_ids(config, load_tokenizer(config))
+    stop_ids = stop_token_ids(config.policy_directory, load_tokenizer(config), trust_remote_code=False)
     under_test = EngineUnderTest(TransformersEngine, config=config, stop_ids=stop_ids, scratch=scratch)
     yield under_test
     under_test.engine.close()

@@ -42,6 +42,8 @@ OF_OTHER_OBJECTIVES = {
     "objective/pairs/share",
     "objective/preference_accuracy/share",
     "objective/preference_margin/mean",
+    "objective/reference_temperature/value",
+    "objective/target_temperature/value",
 }
 TEMPERATURE = 0.7
 
@@ -214,7 +216,7 @@ def test_objective_that_reads_what_no_batch_holds_is_refused():
 def test_follower_reports_progress_before_each_micro_batch(new_learner, monkeypatch):
     learner = new_learner(micro_batch_tokens=1)
     records = [encode(group) for group in make_groups(4)]
-    arguments = {"beta": BETA, "sizes": [len(record) for record in records]}
+    arguments = {"beta": BETA, "reference_exponent": 1.0, "sizes": [len(record) for record in records]}
     commands = iter([Command(name="update", arguments=arguments, blob=b"".join(records)), Command(name="stop")])
     monkeypatch.setattr(learner._ranks, "receive", lambda *, while_waiting: next(commands))
     signs = []

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tbactl.replay import near_duplicates
 from tbactl.replay.buffer import ReplayBuffer
 from tbactl.replay.near_duplicates import EditDistance, EmbeddingCosine, HeldTexts
 from tbactl.replay.snapshot import load_buffer, save_buffer
@@ -100,8 +102,13 @@ def held_by(buffer):
 
 @pytest.mark.parametrize("name", MEASURES)
 @settings(max_examples=150)
-@given(arrivals=arrivals, restart_after=st.integers(0, 12))
-def test_buffer_holds_what_the_plain_rule_leaves(name, arrivals, restart_after):
+@given(arrivals=arrivals, restart_after=st.integers(0, 12), many_held=st.sampled_from([0, 2, 100]))
+def test_buffer_holds_what_the_plain_rule_leaves(name, arrivals, restart_after, many_held):
+    with patch.object(near_duplicates, "_MANY_HELD", many_held):
+        check_buffer_against_model(name, arrivals, restart_after)
+
+
+def check_buffer_against_model(name, arrivals, restart_after):
     make, is_near = MEASURES[name]
     buffer = ReplayBuffer(capacity=100, capacity_per_prompt=3, likeness=make())
     model = Model(is_near)
@@ -128,7 +135,20 @@ def held_texts(held):
     )
 
 
-@given(st.lists(texts, min_size=1, max_size=5), st.lists(texts, max_size=8))
-def test_edit_distance_is_the_formula(new, held):
-    flags = EditDistance(tolerance=TOLERANCE).compare(new, held_texts(held))
+# Also some that fill more than one machine word, and some whose characters are not of one byte.
+any_texts = texts | st.text(alphabet="abc\u00e9\u4e2d", min_size=55, max_size=75)
+
+
+@given(
+    st.lists(any_texts, min_size=1, max_size=5),
+    st.lists(any_texts, max_size=8),
+    st.sampled_from([0, 1024]),
+    st.booleans(),
+)
+def test_edit_distance_is_the_formula(new, held, many_held, one_at_a_time):
+    with (
+        patch.object(near_duplicates, "_MANY_HELD", many_held),
+        patch.object(near_duplicates, "_COMPARED_TEXTS", 1 if one_at_a_time else 32),
+    ):
+        flags = EditDistance(tolerance=TOLERANCE).compare(new, held_texts(held))
     assert flags.tolist() == [[is_near_by_edits(a, b) for b in (*held, *new)] for a in new]

@@ -19,6 +19,7 @@ from tests.support.reference_formulas import plain_token_logprobs
     has_bias=st.booleans(),
     temperature=st.sampled_from([0.1, 0.7, 1.0, 2.5]),
     mask_share=st.sampled_from([0.0, 0.5, 1.0]),
+    num_barred=st.integers(0, 3),
     seed=st.integers(0, 2**31 - 1),
 )
 def test_chunked_logprobs_and_gradients_equal_the_plain_ones(
@@ -29,6 +30,7 @@ def test_chunked_logprobs_and_gradients_equal_the_plain_ones(
     has_bias: bool,
     temperature: float,
     mask_share: float,
+    num_barred: int,
     seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -47,6 +49,11 @@ def test_chunked_logprobs_and_gradients_equal_the_plain_ones(
         "mask": mask,
         "temperature": temperature,
     }
+    if 0 < num_barred < vocabulary:
+        # No target among them: what was sampled was not barred.
+        barred_ids = torch.arange(vocabulary - num_barred, vocabulary)
+        is_barred = (torch.rand(rows, num_tokens, generator=generator) < 0.5) & (target_ids < vocabulary - num_barred)
+        arguments |= {"barred_ids": barred_ids, "is_barred": is_barred}
 
     plain = plain_token_logprobs(hidden, **arguments)  # type: ignore[arg-type]
     chunked = token_logprobs(hidden, chunk_tokens=chunk_tokens, **arguments)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from tbactl.objectives.batch import ObjectiveBatch
 from tbactl.objectives.metrics import reduce_metrics
 from tbactl.objectives.trajectory_balance import TrajectoryBalance, balance_residual
 from tests.support.objective_batches import batches, random_batch, select_rows
-from tests.support.reference_formulas import log_partition, paper_loss, policy_gradient_surrogate
+from tests.support.reference_formulas import log_partition, paper_loss, policy_gradient_surrogate, tempered_loss
 
 few = settings(max_examples=25)
 objective = TrajectoryBalance()
@@ -163,3 +163,36 @@ def test_log_z_estimate_is_what_a_learned_log_z_would_converge_to(batch: Objecti
     (slope,) = torch.autograd.grad(loss, learned)
     optimum = learned.detach() - slope / (2 * batch.group_index.bincount(minlength=batch.num_groups))
     close(balance_residual(batch)[1], optimum)
+
+
+temperatures = st.sampled_from([0.5, 1.0, 1.2, 2.0])
+
+
+@few
+@given(batches, temperatures, temperatures, st.booleans())
+def test_tempered_loss_is_half_beta_times_temperature_times_the_formula(
+    batch: ObjectiveBatch, gamma: float, temperature: float, learns_log_z: bool
+) -> None:
+    learned = torch.linspace(-1.0, 1.0, batch.num_groups, dtype=torch.float64, requires_grad=True)
+    log_z = learned if learns_log_z else None
+    tempered = replace(
+        batch,
+        beta=temperature * batch.beta,
+        reference_exponent=1.0 / (gamma * temperature),
+        log_z=log_z,
+    )
+    loss, _ = TrajectoryBalance(log_z="learned" if learns_log_z else "vargrad")(tempered)
+    formula = tempered_loss(batch, gamma=gamma, temperature=temperature, beta=batch.beta, log_z=log_z)
+    expected = batch.beta * temperature / 2 * formula
+    close(loss, expected)
+    leaves = [batch.policy_logprobs, *([learned] if learns_log_z else [])]
+    for actual, wanted in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
+        close(actual, wanted)
+
+
+@few
+@given(batches)
+def test_exponent_of_one_changes_no_bit(batch: ObjectiveBatch) -> None:
+    residual, log_z = balance_residual(batch)
+    log_ratio = batch.sequence_log_ratio(batch.policy_logprobs, batch.reference_logprobs)
+    assert torch.equal(residual, log_z[batch.group_index] - (batch.rewards / batch.beta - log_ratio))

@@ -21,7 +21,7 @@ def main() -> None:
     eos_bias = 3.0 if architecture == "gpt_neox" else 1.5  # some completions must stop, some must not
     policy = make_tiny_policy(scratch / "policy", architecture=architecture, eos_bias=eos_bias)
     config = EngineConfig(policy_directory=policy, max_model_tokens=192, max_concurrent_sequences=48, cores=(0,))
-    stop_ids = stop_token_ids(config, load_tokenizer(config))
+    stop_ids = stop_token_ids(config.policy_directory, load_tokenizer(config), trust_remote_code=False)
     under_test = EngineUnderTest(
         registry.load("tbactl.engines", engine), config=config, stop_ids=stop_ids, scratch=scratch
     )

@@ -73,6 +73,26 @@ def policy_gradient_surrogate(batch: ObjectiveBatch) -> Tensor:
     return total / len(batch.rewards)
 
 
+def tempered_loss(
+    batch: ObjectiveBatch, *, gamma: float, temperature: float, beta: float, log_z: Tensor | None = None
+) -> Tensor:
+    """arXiv 2405.18540: mean of (log Z + log pi - log R)^2 with log R = (log pi_ref / gamma + r / beta) / temperature.
+
+    Log Z is learned, or else the constant mean of log R - log pi over a prompt's rows.
+    """
+    squares = []
+    for group in range(batch.num_groups):
+        differences = []
+        for row in rows_of(batch, group):
+            log_reference = sequence_logprob(batch.reference_logprobs[row], batch.completion_mask[row])
+            log_target = (log_reference / gamma + batch.rewards[row] / beta) / temperature
+            log_pi = sequence_logprob(batch.policy_logprobs[row], batch.completion_mask[row])
+            differences.append(log_pi - log_target)
+        mean = -sum(differences[1:], start=differences[0]).detach() / len(differences)
+        squares += [((mean if log_z is None else log_z[group]) + difference) ** 2 for difference in differences]
+    return sum(squares[1:], start=squares[0]) / len(squares)
+
+
 def plain_token_logprobs(
     hidden: Tensor,
     *,
@@ -81,9 +101,14 @@ def plain_token_logprobs(
     mask: Tensor,
     temperature: float,
     lm_head_bias: Tensor | None = None,
+    barred_ids: Tensor | None = None,
+    is_barred: Tensor | None = None,
 ) -> Tensor:
-    """All logits at once, softmax in float32 or better, zero outside the mask."""
+    """All logits at once, softmax in float32 or better, zero outside the mask; barred tokens are no tokens."""
     logits = torch.nn.functional.linear(hidden, lm_head_weight, lm_head_bias)
+    if barred_ids is not None and is_barred is not None:
+        is_listed = (torch.arange(logits.shape[-1])[:, None] == barred_ids).any(dim=-1)
+        logits = logits.where(~(is_barred[..., None] & is_listed), float("-inf"))
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     safe_ids = target_ids.where(mask, 0)
     logprobs = torch.log_softmax(logits, dim=-1).gather(-1, safe_ids[..., None]).squeeze(-1)

@@ -77,6 +77,21 @@ class OverlappingSplits(GoodTask):
         return super().prompts("train", seed=seed)
 
 
+class FixedPrompt(GoodTask):
+    has_fixed_prompt = True
+
+    def prompts(self, split, *, seed):
+        return itertools.repeat(Prompt(prompt_id=3, text="always the same", facts={"answer": "42"}))
+
+
+class SeveralFixedPrompts(GoodTask):
+    has_fixed_prompt = True
+
+
+class UndeclaredFixedPrompt(FixedPrompt):
+    has_fixed_prompt = False
+
+
 class ReusedId(GoodTask):
     def prompts(self, split, *, seed):
         for number, prompt in enumerate(super().prompts(split, seed=seed)):
@@ -133,8 +148,9 @@ class MissingMethod:
     name = "incomplete"
 
 
-def test_check_task_good_one_has_no_problem():
-    assert check_task(GoodTask()) == []
+@pytest.mark.parametrize("task", [GoodTask, FixedPrompt])
+def test_check_task_good_one_has_no_problem(task):
+    assert check_task(task()) == []
 
 
 @pytest.mark.parametrize(
@@ -143,6 +159,8 @@ def test_check_task_good_one_has_no_problem():
         (EndingStream, "must be endless"),
         (UnseededStream, "must depend on the seed alone"),
         (OverlappingSplits, "train and test share"),
+        (SeveralFixedPrompts, "more than one prompt"),
+        (UndeclaredFixedPrompt, "train and test share"),
         (ReusedId, "stands for two texts"),
         (ShortList, "rewards are expected as a list"),
         (NoneReward, "must be a tbactl.types.Reward"),

@@ -10,10 +10,10 @@ import pytest
 
 from tbactl.config.evaluation import EvaluationConfig
 from tbactl.errors import TaskError
+from tbactl.evaluation.estimates import mean, ratio, share
 from tbactl.evaluation.evaluate import task_options
 from tbactl.types import Completion, Prompt
 from tbactl_preference.divergence import divergence_metrics, measure_divergence, perplexity_metrics
-from tbactl_preference.estimates import mean, ratio, share
 from tbactl_preference.evaluation import EvaluationPlan, evaluate_policy
 from tbactl_preference.metric_descriptions import METRIC_DESCRIPTIONS
 from tbactl_preference.task import PreferenceTask

@@ -5,25 +5,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from html.parser import HTMLParser
 
 import pytest
 
-from tbactl.testing.task_conformance import HOSTILE_TEXTS
 from tbactl.types import Completion, EvaluationResult, Prompt
 from tbactl_preference.judging import JudgedSummary
 from tbactl_preference.report import sample_row, write_report
-from tbactl_preference.report_html import chosen_samples, html_report, visible
+from tbactl_preference.report_html import chosen_samples, html_report
+from tests.support.html_pages import HOSTILE, Elements
 
-HOSTILE = {
-    **HOSTILE_TEXTS,
-    "script": "</div></article><script>alert(1)</script>",
-    "attribute": '" onmouseover="alert(1)',
-    "image": "<img src=https://example.org/x onerror=alert(1)>",
-    "style": "</style><style>@import url(https://example.org/x)</style>",
-    "comment": "<!-- --> ]]> <![CDATA[",
-    "entity": "&lt;b&gt; &#x202e;",
-}
 RESULT = EvaluationResult(
     task="preference", policy_version=0, num_prompts=1, metrics={"win_rate": 0.5}, intervals={"win_rate": (0.25, 0.75)}
 )
@@ -39,29 +29,6 @@ def judged(text, *, gold=2.0, human=1.0, reward=0.5, number=1):
     )
 
 
-class Elements(HTMLParser):
-    """Tags and attributes of a page, and its text."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.tags, self.attributes, self.texts, self.open = set(), set(), [], []
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.add(tag)
-        self.attributes.update(name for name, _ in attributes)
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] != "style":
-            self.texts.append(data)
-
-
 PLAIN_PAGE = Elements(html_report([judged("plain")] * 3, result=RESULT, facts={"policy": "p"}))
 
 
@@ -75,22 +42,6 @@ def test_hostile_completion_adds_no_element_no_attribute_and_no_invisible_charac
     assert elements.open == []
     assert all(character.isprintable() or character in "\n\t\u00a0" for character in "".join(elements.texts))
     page.encode("utf-8")
-
-
-def test_bidirectional_and_control_characters_are_written_as_codes():
-    assert visible("a\u202eb\x00\ud800") == (
-        'a<span class="code">U+202E</span>b<span class="code">U+0000</span><span class="code">U+D800</span>'
-    )
-
-
-def test_text_of_other_scripts_stays_as_it_is():
-    assert visible("r\u00e9sum\u00e9 \u65e5\u672c \u05e9\u05dc\u05d5\u05dd\n<") == (
-        "r\u00e9sum\u00e9 \u65e5\u672c \u05e9\u05dc\u05d5\u05dd\n&lt;"
-    )
-
-
-def test_enormous_text_is_cut_and_says_so():
-    assert visible("x" * 5000).endswith('<span class="cut"> ... and 1000 more characters</span>')
 
 
 def test_page_loads_nothing():

@@ -18,8 +18,8 @@ from sklearn.linear_model import LogisticRegression
 from tbactl.cli.main import main
 from tbactl.config.reward import RewardConfig, RewardDataSection
 from tbactl.errors import ConfigError, TaskError
+from tbactl.evaluation.estimates import share
 from tbactl_preference.docstring_text import words
-from tbactl_preference.estimates import share
 from tbactl_preference.options import PreferenceOptions
 from tbactl_preference.pairs import SummaryPair
 from tbactl_preference.reward_bradley_terry import bradley_terry_loss, fit_head

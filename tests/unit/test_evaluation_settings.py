@@ -7,7 +7,7 @@ import pytest
 from tbactl.config.evaluation import EvaluationConfig
 from tbactl.config.sections import TaskSection
 from tbactl.errors import ConfigError
-from tbactl.evaluation.evaluate import evaluate, fitted, task_options
+from tbactl.evaluation.evaluate import as_long_as_needed, evaluate, fitted, task_options
 
 FAKE = TaskSection(kind="fake")
 
@@ -32,6 +32,19 @@ def test_fitted_leaves_alone_what_was_asked_for_and_what_fits(policy, tmp_path):
     (policy / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
     assert fitted(config(), policy=policy) == config()
     assert fitted(config(), policy=tmp_path / "a-hub-name") == config()
+
+
+def test_completions_are_as_short_as_the_tasks_own_unless_another_length_was_asked_for(policy):
+    def length(**settings):
+        task = TaskSection(kind="redteam", options=settings.pop("options", {}))
+        asked = config(task=task, **settings)
+        return as_long_as_needed(asked, fitted(asked, policy=policy)).max_new_tokens
+
+    assert length() == 20
+    assert length(options={"max_new_tokens": 40}) == 40
+    assert length(max_new_tokens=30) == 30
+    assert length(options={"max_new_tokens": 400}) == 255
+    assert as_long_as_needed(config(), config()) == config()
 
 
 def test_task_options_take_what_the_evaluation_says(tmp_path):

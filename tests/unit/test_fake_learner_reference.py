@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -57,3 +59,38 @@ def test_fake_reset_resumes_exactly(tmp_path, resets_optimizer):
     for _ in range(3):
         assert step(whole) == step(resumed)
     assert state(whole, tmp_path / "end")["velocity"].any() != resets_optimizer
+
+
+def test_fake_minimum_length_residual_and_direction_are_those_of_the_barred_policy(tmp_path):
+    config = make_config(tmp_path, policy={"path": "fake"}, trainer={"kind": "fake"}, searchers={"min_new_tokens": 2})
+    learner = FakeLearner(config)
+    first = state(learner, tmp_path / "before")["logits"].astype(float)
+    group = make_group(prompt_tokens=2, completion_tokens=[3, 4], vocabulary=20, rewards=[0.0, 1.0])
+    group = replace(
+        group,
+        trajectories=tuple(
+            replace(t, completion=replace(t.completion, token_ids=(*ids, 0)))
+            for t, ids in zip(group.trajectories, [(1, 2), (3, 4, 5)], strict=True)
+        ),
+    )
+    temperature = config.run.searchers.temperature
+
+    def logprob(logits, ids):
+        total = 0.0
+        for place, token in enumerate(ids):
+            scaled = logits / temperature - (np.where(np.arange(27) == 0, np.inf, 0.0) if place < 2 else 0.0)
+            total += scaled[token] - np.log(np.exp(scaled).sum())
+        return total
+
+    completions = [t.completion.token_ids for t in group.trajectories]
+    ratios = np.array([0.5 * logprob(first, ids) for ids in completions])  # policy and reference are the same yet
+    balance = 0.1 * ratios - np.array([0.0, 1.0])
+    residuals = balance - balance.mean()
+    report = learner.update([group], beta=0.1, reference_exponent=0.5, should_abort=lambda: False)
+    assert list(report.residuals.values()) == pytest.approx(residuals, abs=1e-6)
+    moved = state(learner, tmp_path / "after")["logits"] - first
+    slopes = [
+        [(logprob(first + step, ids) - logprob(first - step, ids)) / 2e-5 for step in 1e-5 * np.eye(27)]
+        for ids in completions
+    ]
+    np.testing.assert_allclose(moved, -(residuals[:, None] * np.array(slopes)).mean(axis=0), atol=1e-5)

@@ -153,6 +153,25 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
+def test_barred_tokens_have_no_probability_where_they_are_barred_and_take_no_gradient() -> None:
+    states, weight, _, _, _ = inputs(rows=1, num_tokens=13, vocabulary=13)
+    same_state, every_token = states[:, :1].expand(1, 13, -1), torch.arange(13)[None]
+    logprobs = token_logprobs(
+        same_state,
+        lm_head_weight=weight,
+        target_ids=every_token,
+        mask=torch.ones(1, 13, dtype=torch.bool),
+        temperature=0.7,
+        chunk_tokens=4,
+        barred_ids=torch.tensor([2, 11]),
+        is_barred=torch.ones(1, 13, dtype=torch.bool),
+    )
+    assert logprobs.exp().sum().item() == pytest.approx(1.0, abs=1e-6)
+    assert torch.isinf(logprobs[0]).nonzero().flatten().tolist() == [2, 11]
+    (gradient,) = torch.autograd.grad(logprobs[0, 3], weight)
+    assert not gradient[[2, 11]].any() and gradient[[0, 3]].any(dim=1).all()
+
+
 @pytest.mark.parametrize("chunk_tokens", [8, 32])
 def test_no_tensor_larger_than_a_chunk_of_logits_is_made_forward_or_backward(chunk_tokens: int) -> None:
     states, weight, bias, target_ids, _ = inputs(rows=4, num_tokens=64, hidden=4, vocabulary=500)
@@ -162,6 +181,8 @@ def test_no_tensor_larger_than_a_chunk_of_logits_is_made_forward_or_backward(chu
         "target_ids": target_ids,
         "mask": torch.ones(4, 64, dtype=torch.bool),
         "temperature": 0.7,
+        "barred_ids": torch.tensor([7, 8]),
+        "is_barred": (torch.arange(64) < 5).expand(4, 64) & (target_ids != 7) & (target_ids != 8),
     }
     with LargestTensor() as chunked:
         token_logprobs(states, chunk_tokens=chunk_tokens, **arguments).sum().backward()

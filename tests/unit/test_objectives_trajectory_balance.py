@@ -211,3 +211,40 @@ def test_two_prompts_differ_from_the_one_batch_wide_centring_of_torchgfn() -> No
     one_group = replace(batch, group_index=torch.zeros(4, dtype=torch.long), num_groups=1)
     assert TrajectoryBalance()(batch)[0].item() == 0.0
     assert TrajectoryBalance()(one_group)[0].item() == pytest.approx(0.125)
+
+
+def test_tempered_target_is_where_the_residual_vanishes_and_where_descent_leads() -> None:
+    """Over six completions, all sampled: the minimum is pi_ref^(1 / (gamma T)) exp(r / (beta T)) / Z."""
+    generator = torch.Generator().manual_seed(0)
+    reference = torch.randn(6, generator=generator, dtype=torch.float64).log_softmax(0)
+    rewards = torch.randn(6, generator=generator, dtype=torch.float64)
+    gamma, temperature, beta = 1.2, 1.5, 0.8
+    target = ((reference / gamma + rewards / beta) / temperature).log_softmax(0)
+
+    def batch_of(logprobs: Tensor) -> ObjectiveBatch:
+        made = one_token_batch(
+            policy=[0.0] * 6, reference=reference.tolist(), rewards=rewards.tolist(), group_index=[0] * 6
+        )
+        return replace(
+            made,
+            policy_logprobs=logprobs[:, None],
+            beta=beta * temperature,
+            reference_exponent=1 / (gamma * temperature),
+        )
+
+    residual, log_z = balance_residual(batch_of(target))
+    assert residual.abs().max().item() < 1e-12
+    plain = (reference / gamma + rewards / beta) / temperature
+    assert log_z.item() == pytest.approx(torch.logsumexp(plain, 0).item(), rel=1e-12)
+
+    logits = torch.zeros(6, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([logits], max_iter=200, line_search_fn="strong_wolfe", tolerance_grad=1e-12)
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value, _ = TrajectoryBalance()(batch_of(logits.log_softmax(0)))
+        value.backward()
+        return value
+
+    optimizer.step(loss)  # pyright: ignore[reportArgumentType]
+    torch.testing.assert_close(logits.detach().log_softmax(0), target, rtol=0, atol=1e-6)

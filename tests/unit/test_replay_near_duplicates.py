@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
 from tbactl.errors import ConfigError
+from tbactl.replay import near_duplicates
 from tbactl.replay.buffer import ReplayBuffer
 from tbactl.replay.near_duplicates import EditDistance, EmbeddingCosine
+from tbactl.replay.snapshot import load_buffer, save_buffer
 from tests.support.replay_groups import make_text_group
 
 
@@ -102,6 +106,38 @@ def test_embedding_of_a_slots_new_owner_is_not_that_of_the_old_one():
     insert(buffer, ("red", 0.0), version=2)
     insert(buffer, ("blue", 0.0), version=3)
     assert "red" in held(buffer)
+
+
+def test_embedding_after_a_resume_encodes_in_batches_and_says_so(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(near_duplicates, "_MAX_REMEMBERED", 2)
+    buffer = ReplayBuffer(capacity=100, capacity_per_prompt=100)
+    insert(buffer, *((word, 1.0) for word in ("red", "green", "blue", "big", "small")))
+    save_buffer(buffer, tmp_path)
+    calls, signs = [], []
+    likeness = EmbeddingCosine(one_hot_words(calls), tolerance=0.6, note_progress=lambda: signs.append(len(calls)))
+    resumed = load_buffer(tmp_path, capacity=100, capacity_per_prompt=100, likeness=likeness)
+    with caplog.at_level("INFO"):
+        insert(resumed, ("red big", 0.0))
+        assert [len(call) for call in calls] == [1, 2, 2, 1]
+        assert signs == [2, 3, 4]
+        assert "encoded=4 of 5 held texts" in caplog.text
+        insert(resumed, ("small blue", 0.0))
+    assert len(signs) == 3
+
+
+def test_edit_distance_counts_edits_of_few_pairs_only():
+    """Texts of one language have most letters in common, and yet the bound tells them apart."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 8))) for _ in range(500)]
+    texts = [" ".join(rng.choices(words, k=6)) for _ in range(2000)]
+    likeness, counted = EditDistance(tolerance=0.25), []
+    count_edits = likeness._edits
+    likeness._edits = lambda left, right: counted.append(len(left)) or count_edits(left, right)  # type: ignore
+    buffer = ReplayBuffer(capacity=10_000, capacity_per_prompt=10_000, likeness=likeness)
+    insert(buffer, *((text, 0.0) for text in texts[:1980]))
+    counted.clear()
+    insert(buffer, *((text, 0.0) for text in texts[1980:]))
+    assert sum(counted) < 0.02 * 20 * 2000
 
 
 def test_without_rapidfuzz_the_package_is_named(monkeypatch):

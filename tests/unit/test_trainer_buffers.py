@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tbactl.errors import ConfigError
+from tbactl.replay.buffer import ReplayBuffer
 from tbactl.replay.near_duplicates import EditDistance, EmbeddingCosine
 from tbactl.replay.snapshot import save_buffer
 from tbactl.trainer.buffers import new_buffer, saved_buffer
@@ -49,6 +51,25 @@ def test_buffer_is_as_configured(tmp_path, is_saved):
 )
 def test_measure_of_near_duplicates_is_as_configured(tmp_path, replay, mode, kind):
     assert isinstance(new_buffer(run_of(tmp_path, mode=mode, **replay))._likeness, kind)
+
+
+@pytest.mark.parametrize("is_saved", [False, True], ids=["new", "saved"])
+def test_long_insertion_notes_progress(tmp_path, monkeypatch, is_saved):
+    import tbactl.engines.sentence_encoder as module
+
+    monkeypatch.setattr("tbactl.replay.near_duplicates._MAX_REMEMBERED", 1)
+    monkeypatch.setattr(module, "SentenceEncoder", lambda source: lambda texts: np.eye(len(texts), 8, dtype="f4"))
+    run = run_of(tmp_path, near_duplicates="embedding", embedder="x")
+    save_buffer(ReplayBuffer(capacity=9, capacity_per_prompt=9), tmp_path / "replay")
+    signs = []
+    buffer = (
+        saved_buffer(run, tmp_path / "replay", note_progress=lambda: signs.append(1))
+        if is_saved
+        else new_buffer(run, note_progress=lambda: signs.append(1))
+    )
+    buffer.insert(of_texts("a", "b", "c"))
+    buffer.insert(make_text_group(0, [((9,), "d", 0.0)]))
+    assert len(signs) >= 1
 
 
 def test_encoder_is_loaded_when_the_first_group_arrives(tmp_path):

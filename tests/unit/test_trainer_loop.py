@@ -14,6 +14,7 @@ from tbactl.ipc.control_page import ProcessState, RunState, TrainerPhase
 from tbactl.testing.fake_learner import FakeLearner
 from tbactl.testing.fake_policy import FakePolicy
 from tbactl.weight_sync.published import published_versions
+from tests.support.documented_metrics import documented_metrics
 from tests.support.scripted_run import SYNC_MODE, ScriptedRun, trainer_state
 
 
@@ -203,14 +204,40 @@ def test_loop_draining_writes_a_checkpoint_of_the_last_finished_step(tmp_path):
     assert run.word("finished") == 0
 
 
+def test_loop_tempered_target_reaches_the_learner_and_the_metrics(tmp_path):
+    objective = {
+        "beta": 0.1,
+        "target_temperature": 2.0,
+        "target_temperature_final": 1.0,
+        "target_temperature_steps": 4,
+        "reference_temperature": 1.25,
+    }
+    run = ScriptedRun(tmp_path, objective=objective, checkpoint={"period": 0})
+    update, targets = run.learner.update, []
+
+    def recorded(groups, *, beta, reference_exponent, should_abort):
+        targets.append((beta, reference_exponent))
+        return update(groups, beta=beta, reference_exponent=reference_exponent, should_abort=should_abort)
+
+    run.learner.update = recorded
+    run.run()
+    temperatures = [2.0, 1.75, 1.5, 1.25, 1.0, 1.0]
+    assert np.array(targets) == pytest.approx(np.array([(0.1 * t, 0.8 / t) for t in temperatures]))
+    lines = [line["metrics"] for line in run.metrics()]
+    assert [line["objective/target_temperature/value"] for line in lines] == temperatures
+    assert {line["objective/reference_temperature/value"] for line in lines} == {1.25}
+    assert {line["objective/beta/value"] for line in lines} == {0.1}
+    assert lines[0].keys() <= documented_metrics()
+
+
 def test_loop_draining_inside_an_update_leaves_the_step_undone(tmp_path):
     run = ScriptedRun(tmp_path, checkpoint={"period": 0})
     update = run.learner.update
 
-    def interrupted(groups, *, beta, should_abort):
+    def interrupted(groups, *, should_abort, **target):
         if run.word("policy_version") == 2:
             run.page.supervisor.set(run_state=RunState.DRAINING)
-        return update(groups, beta=beta, should_abort=should_abort)
+        return update(groups, should_abort=should_abort, **target)
 
     run.learner.update = interrupted
     before = []

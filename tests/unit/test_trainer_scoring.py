@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, LlamaModel
@@ -108,6 +110,30 @@ def test_remove_dropout_covers_layers_and_functional_attention(policy):
     remove_dropout(policy)
     assert policy.model.layers[0].self_attn.attention_dropout == 0.0
     assert policy.model.layers[1].mlp.drop.p == 0.0
+
+
+@pytest.mark.parametrize("shares_prompt", [True, False])
+def test_logprobs_under_a_minimum_length_leave_eos_out_of_the_first_tokens_only(policy, shares_prompt):
+    stop_ids, temperature = [3, 256], 0.7
+    groups = [make_group(prompt_tokens=3, completion_tokens=[6, 2, 4], vocabulary=200)]
+    groups[0] = replace(groups[0], trajectories=tuple(_without(t, unwanted=stop_ids) for t in groups[0].trajectories))
+    batch = collate(groups, shares_prompt=shares_prompt)
+    model = ScoringModel(policy, temperature=temperature, chunk_tokens=3, min_new_tokens=3, stop_ids=stop_ids)
+    for row, trajectory in zip(model(batch), groups[0].trajectories, strict=True):
+        ids = trajectory.completion.token_ids
+        logits = policy(torch.tensor([[*groups[0].prompt_token_ids, *ids]])).logits[0, 2:-1] / temperature
+        logits[:3, stop_ids] = float("-inf")
+        expected = logits.log_softmax(-1)[range(len(ids)), ids]
+        torch.testing.assert_close(row[: len(ids)], expected, atol=1e-4, rtol=0)
+    # What the probe compares is the plain distribution.
+    plain = ScoringModel(policy, temperature=1.0, chunk_tokens=3)(batch)
+    assert torch.equal(model(batch, temperature=1.0), plain)
+    assert check_scoring(model) is None
+
+
+def _without(trajectory, *, unwanted):
+    ids = tuple(1 if token in unwanted else token for token in trajectory.completion.token_ids)
+    return replace(trajectory, completion=replace(trajectory.completion, token_ids=ids))
 
 
 # Reference policy -----------------------------------------------------------------------------------------------------

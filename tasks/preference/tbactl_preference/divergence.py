@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tbactl.errors import TaskError
+from tbactl.evaluation.estimates import Estimate, mean, ratio, share
 from tbactl.protocols import Generate
 from tbactl.types import Completion, Prompt, SamplingParams
-from tbactl_preference.estimates import Estimate, mean, ratio, share
 from tbactl_preference.judging import answered
 
 logger = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tbactl.errors import TaskError
+from tbactl.evaluation.estimates import Estimate, mean, share
 from tbactl.protocols import Generate
 from tbactl.types import EvaluationResult, Prompt, SamplingParams
 from tbactl_preference.divergence import Reference, measure_divergence
-from tbactl_preference.estimates import Estimate, mean, share
 from tbactl_preference.judging import JudgedSummary, answered, judge
 from tbactl_preference.rouge import KINDS, rouge
 from tbactl_preference.scoring import RewardFunction

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tbactl.errors import ConfigError, TaskError
+from tbactl.errors import TaskError
+from tbactl.evaluation.frontier_files import PICTURE_FILE, TABLE_FILE, PublishedRow, require_matplotlib, write_table
 from tbactl.evaluation.hooks import FrontierPoint
 
 WIN_RATE = "win_rate"
 KL = "kl_k1_per_sequence"
 PERPLEXITY = "reference_perplexity_mean"
 FRONTIER_METRICS = (WIN_RATE, "gold_reward_mean", "reward_mean", KL, PERPLEXITY)
-TABLE_FILE = "frontier.csv"
-PICTURE_FILE = "frontier.png"
 PUBLISHED_LABEL = "paper, Pythia 410M, other data and judge: not comparable in value"
 
 
@@ -57,16 +55,8 @@ def write_frontier(points: Sequence[FrontierPoint], *, output: Path) -> list[Pat
     for point in points:
         _check_metrics(point)
     table = output / TABLE_FILE
-    with table.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerows(_rows(points))
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the frontier is drawn with matplotlib, which is not installed: `pip install matplotlib`, then the same "
-            f"command again, which evaluates nothing twice; the numbers are in {table}."
-        ) from error
+    write_table(points, published=map(_row, PUBLISHED), file=table)
+    require_matplotlib(table)
     from tbactl_preference.frontier_plot import draw
 
     return [table, draw(points, file=output / PICTURE_FILE)]
@@ -79,16 +69,9 @@ def _check_metrics(point: FrontierPoint) -> None:
             raise TaskError(f"the evaluation of {point.run}, step {point.step} has no {name}: --set {option}=NAME")
 
 
-def _rows(points: Sequence[FrontierPoint]) -> Iterator[list[object]]:
-    names = list(dict.fromkeys(name for point in points for name in point.result.metrics))
-    columns = [column for name in names for column in (name, f"{name}_low", f"{name}_high")]
-    yield ["source", "run", "step", "num_prompts", *columns]
-    for point in points:
-        result = point.result
-        values: list[object] = []
-        for name in names:
-            values += [result.metrics.get(name, ""), *result.intervals.get(name, ("", ""))]
-        yield ["measured", point.run, point.step, result.num_prompts, *values]
-    for item in PUBLISHED:
-        known = {WIN_RATE: item.win_rate, PERPLEXITY: item.perplexity}
-        yield [PUBLISHED_LABEL, f"{item.method}, {item.asynchrony}", "", "", *(known.get(name, "") for name in columns)]
+def _row(point: PublishedPoint) -> PublishedRow:
+    return PublishedRow(
+        source=PUBLISHED_LABEL,
+        run=f"{point.method}, {point.asynchrony}",
+        metrics={WIN_RATE: point.win_rate, PERPLEXITY: point.perplexity},
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tbactl_preference.estimates import share
+from tbactl.evaluation.estimates import share
 from tbactl_preference.reward_head import Array
 from tbactl_preference.reward_pairs import PreferencePair, by_kind
 

@@ -1,4 +1,4 @@
-"""Estimates with 95 % intervals, as the evaluation reports them."""
+"""Estimates with 95 % intervals, as evaluations report them."""
 
 from __future__ import annotations
 
