@@ -30,6 +30,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "buffer": ("tbactl.cli.commands.buffer", "Show and export what a run's replay buffer holds."),
     "tasks": ("tbactl.cli.commands.tasks", "List, check and audit tasks and their rewards."),
     "recipes": ("tbactl.cli.commands.recipes", "List and show recipes."),
+    "chaos": (
+        "tbactl.cli.commands.chaos",
+        "Strike small runs with faults; none may hang, leave anything or lose data.",
+    ),
     "doctor": ("tbactl.cli.commands.doctor", "Say what of this machine tbactl can use, and what is missing."),
 }
 

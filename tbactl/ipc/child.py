@@ -6,6 +6,7 @@ dies (PR_SET_PDEATHSIG), and the pulse thread leaves when the supervisor's own h
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import logging
@@ -47,10 +48,17 @@ def leave(exit_code: int) -> NoReturn:
     Everything of ours is closed by then. What is left is the heap of an engine or a trainer: collecting it object by
     object at exit takes seconds, which would be seconds of every stop.
     """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # the log's disk may be full; the exit code must get through
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(exit_code)
+
+
+def report(text: str) -> None:
+    """A last word on standard error. On a full disk it is lost, and the exit code alone says what went wrong."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def run_and_leave(main: Callable[[], int]) -> NoReturn:
@@ -61,7 +69,7 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
     try:
         exit_code = main()
     except Exception:
-        traceback.print_exc()
+        report(traceback.format_exc())
         exit_code = 1
     leave(exit_code)
 

@@ -9,21 +9,27 @@ The supervisor alone writes it; `tbactl watch` and the dashboard read it.
 from __future__ import annotations
 
 import json
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from tbactl.clock import Clock
+from tbactl.errors import is_out_of_space
 
 
 class EventLog:
-    """Appends events; each line is with the kernel when `record` returns, so a killed supervisor leaves whole lines."""
+    """Appends events; each line is with the kernel when `record` returns, so a killed supervisor leaves whole lines.
+
+    On a full disk events are lost, which is said once: the way down of a run must not depend on room for its history.
+    """
 
     def __init__(self, path: Path, *, clock: Clock) -> None:
         self._clock = clock
         self._started_s = clock.monotonic_s()
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._file = path.open("ab", buffering=0)
+        self._is_full = False
 
     @property
     def elapsed_s(self) -> float:
@@ -39,7 +45,14 @@ class EventLog:
             "process": process,
             "details": details,
         }
-        self._file.write(json.dumps(event) + "\n")
+        try:
+            self._file.write(json.dumps(event).encode() + b"\n")
+        except OSError as error:
+            if not is_out_of_space(error):
+                raise
+            if not self._is_full:
+                print(f"warning: {self._file.name} cannot be written: {error}; events are lost.", file=sys.stderr)
+            self._is_full = True
 
     def __enter__(self) -> Self:
         return self

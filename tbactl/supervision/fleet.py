@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,8 +10,9 @@ from dataclasses import dataclass, field
 from tbactl.clock import Clock
 from tbactl.config.sections import RunConfig
 from tbactl.errors import CapacityError, CheckpointError, ChildFailedError, ConfigError, TaskError, TbactlError
-from tbactl.ipc.control_page import ControlPage, ProcessState, Slot
+from tbactl.ipc.control_page import ControlPage, ProcessState, RunState, Slot
 from tbactl.supervision.events import EventLog
+from tbactl.supervision.identity import is_stopped
 from tbactl.supervision.process import ChildProcess, ProcessSpec
 from tbactl.supervision.restart import RestartPolicy
 from tbactl.supervision.watchdog import complaint
@@ -20,6 +22,9 @@ PERMANENT_FAILURES = {kind.exit_code: kind for kind in (ConfigError, TaskError, 
 
 # Of a searcher that is restarted: where it was in its prompt stream, and the work of all its lives.
 KEPT_WORDS = ("stream_position", "num_completions", "num_failed", "tokens_generated", "num_groups_written")
+
+# Less free space than this is none: then a log may lack its last lines.
+NO_SPACE_BYTES = 2**16
 
 # For faulthandler to write the stacks of a stalled process into its log before it is killed.
 STACK_DUMP_S = 0.5
@@ -48,6 +53,7 @@ class Fleet:
         self._clock = clock
         self._policy = RestartPolicy(config.supervision)
         self._children: dict[str, ChildProcess] = {}
+        self._stopped_since_s: dict[int, float] = {}  # by pid
         self._searchers = {spec.name: _Searcher() for spec in self._specs.values() if spec.role == "searcher"}
 
     def start_all(self) -> None:
@@ -109,6 +115,16 @@ class Fleet:
                 searcher.restart_at_s = None
                 self._start(self._specs[name])
 
+    def check_drained(self) -> None:
+        """Look at the trainers once more, when they should have written their last checkpoint and left.
+
+        Raises:
+            TbactlError: one has failed instead; the class is that of its exit code.
+        """
+        for child in list(self._children.values()):
+            if child.spec.role == "trainer" and child.poll() is not None:
+                self._handle_exit(child, why=child.describe_exit())
+
     def dump_stacks(self, children: Iterable[ChildProcess]) -> None:
         """Have children write the stacks of all their threads into their logs."""
         for child in children:
@@ -158,9 +174,23 @@ class Fleet:
             supervision=self._config.supervision,
             evaluation=self._config.evaluation,
         )
+        if wrong is None and slot.get("state") < ProcessState.READY:
+            wrong = self._stop_complaint(child)
         if wrong is None and child.spec.role == "searcher":
             wrong = self._sync_complaint(self._searchers[child.spec.name], slot)
         return wrong
+
+    def _stop_complaint(self, child: ChildProcess) -> str | None:
+        """Whether a child that loads has been stopped. Of its heartbeat nothing can be said: imports may hold it up."""
+        now = self._clock.monotonic_s()
+        if not is_stopped(child.pid):
+            self._stopped_since_s.pop(child.pid, None)
+            return None
+        stopped_s = now - self._stopped_since_s.setdefault(child.pid, now)
+        limit_s = self._config.supervision.heartbeat_timeout_s
+        if stopped_s <= limit_s:
+            return None
+        return f"it was stopped while it loaded, {stopped_s:.1f} s ago (supervision.heartbeat_timeout_s = {limit_s:g})"
 
     def _sync_complaint(self, searcher: _Searcher, slot: Slot) -> str | None:
         """Whether a searcher has held old weights for too long. An evaluation in progress may finish first."""
@@ -189,7 +219,8 @@ class Fleet:
         del self._children[child.spec.name]
         is_trainer = child.spec.role == "trainer"
         is_done = child.exit_code == 0 or self._slot(child.spec).get("state") == ProcessState.STOPPED
-        if is_trainer and is_done and (child.spec.index > 0 or self._page.trainer().get("finished")):
+        may_leave = self._page.trainer().get("finished") or self._page.supervisor.get("run_state") >= RunState.DRAINING
+        if is_trainer and is_done and (child.spec.index > 0 or may_leave):
             self._events.record("child_ended", process=child.spec.name, pid=child.pid)
             return
         self._events.record("child_died", process=child.spec.name, pid=child.pid, how=why)
@@ -211,5 +242,7 @@ class Fleet:
 
 
 def _failure(child: ChildProcess, *, why: str, kind: type[TbactlError] = ChildFailedError) -> TbactlError:
-    tail = "".join(f"\n  | {line}" for line in child.tail()) or "\n  | (nothing)"
+    is_full = shutil.disk_usage(child.spec.log_path.parent).free < NO_SPACE_BYTES
+    nothing = "(nothing: the disk is full)" if is_full else "(nothing)"
+    tail = "".join(f"\n  | {line}" for line in child.tail() or [nothing])
     return kind(f"{child.spec.name} (pid {child.pid}) died: {why}. Its last lines, from {child.spec.log_path}:{tail}")

@@ -11,14 +11,24 @@ PROC = Path("/proc")
 
 def start_ticks(pid: int) -> int | None:
     """Clock ticks from boot to a process's start (/proc/PID/stat, field 22); None when it is gone or a zombie."""
+    fields = _stat(pid)
+    return None if fields is None or fields[0] in "ZX" else int(fields[19])
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal (SIGSTOP, Ctrl-Z) or a debugger."""
+    fields = _stat(pid)
+    return fields is not None and fields[0] in "Tt"
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the third on; None when the process is gone."""
     try:
         stat = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The second field is the program's name in parentheses and may itself hold spaces and parentheses.
-    fields = stat.rpartition(")")[2].split()
-    state, ticks = fields[0], int(fields[19])
-    return None if state in "ZX" else ticks
+    return stat.rpartition(")")[2].split()
 
 
 def is_alive(pid: int, *, started: int) -> bool:

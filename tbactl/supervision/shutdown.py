@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 
 from tbactl.clock import Clock
+from tbactl.errors import TbactlError
 from tbactl.ipc.control_page import ControlPage, RunState
 from tbactl.supervision.events import EventLog
 from tbactl.supervision.fleet import Fleet
@@ -41,6 +42,10 @@ class Shutdown:
         self._tick = tick
         self._grace_s = grace_s
         self._stopped_since_s = clock.monotonic_s()
+        self.failure: TbactlError | None = None
+        """A trainer failed while it drained: there is no last checkpoint."""
+        self.warning = ""
+        """A trainer had to be ended while it drained: there is no last checkpoint either."""
 
     def run(self, *, drain: bool, has_run: bool) -> None:
         """End all children.
@@ -54,12 +59,25 @@ class Shutdown:
         if drain and has_run:
             self._try(lambda: self._announce(RunState.DRAINING))
             self._try(lambda: self._wait(ask_until_s, lambda: not self._trainers_alive()))
+            self._try(self._check_drained)
         self._try(lambda: self._announce(RunState.STOPPING))
         if has_run:
             self._try(lambda: self._wait(ask_until_s, self._all_stopped))
         self._try(self._terminate)
         self._try(lambda: self._wait(min(deadline_s, self._clock.monotonic_s() + TERMINATE_S), self._all_ended))
         self._try(self._kill)
+
+    def _check_drained(self) -> None:
+        try:
+            self._fleet.check_drained()
+        except TbactlError as error:
+            self.failure = error
+        if self._trainers_alive() and not self._signals.hurry:
+            self.warning = (
+                f"the trainer was still at work near the end of supervision.stop_grace_s = {self._grace_s:g} s: the "
+                f"run ends without its last checkpoint. A resume goes on from the one before; raise the limit if "
+                f"checkpoints take so long."
+            )
 
     def _announce(self, state: RunState) -> None:
         self._page.supervisor.set(run_state=state)

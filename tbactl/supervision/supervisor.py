@@ -18,8 +18,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +31,7 @@ from tbactl.config.run_record import Outcome
 from tbactl.config.sections import RunConfig
 from tbactl.dashboard.live import open_view
 from tbactl.dashboard.state import page_snapshot
-from tbactl.errors import ChildFailedError, TbactlError
+from tbactl.errors import CapacityError, ChildFailedError, TbactlError, is_out_of_space
 from tbactl.ipc.control_page import ControlPage, ProcessState, RunState
 from tbactl.supervision.atomic import point_symlink, write_text
 from tbactl.supervision.events import EventLog, utc
@@ -64,6 +65,28 @@ class Ending:
     outcome: Outcome
     exit_code: int
     error: TbactlError | None = None
+    warning: str = ""
+    """What a user must know of an ending that is not a failure."""
+
+    def after(self, shutdown: Shutdown) -> Ending:
+        """The same ending, unless the trainer failed on the way down: then nothing was saved, and that must be said."""
+        failure = shutdown.failure
+        if self.error is None and failure is not None:
+            return Ending(outcome="failed", exit_code=failure.exit_code, error=failure)
+        return replace(self, warning=shutdown.warning)
+
+    def unwritten(self, problem: OSError) -> Ending:
+        """The same ending where it cannot be written down, for the disk is full: no failure hides an earlier one.
+
+        Raises:
+            OSError: it cannot be written for another reason.
+        """
+        if not is_out_of_space(problem):
+            raise problem
+        if self.error is not None:
+            return self
+        error = CapacityError(f"how the run ended cannot be written: {problem}. Free some disk space and resume.")
+        return Ending(outcome="failed", exit_code=error.exit_code, error=error)
 
 
 def run_to_end(
@@ -115,9 +138,14 @@ def run_to_end(
             if run.resume_checkpoint is not None:
                 events.record("resumed", checkpoint=str(run.resume_checkpoint))
             ending = _run_and_record(run, signals=signals, events=events, clock=clock, plain=plain)
-    print_summary(run.layout, config=config)
+    try:
+        print_summary(run.layout, config=config)
+    except OSError as error:
+        ending = ending.unwritten(error)
     if ending.error is not None:
         raise ending.error
+    if ending.warning:
+        print(f"warning: {ending.warning}", file=sys.stderr)
     return ending.exit_code
 
 
@@ -139,21 +167,25 @@ def _run_and_record(run: RunDirectory, *, signals: StopSignals, events: EventLog
             write_text(run.layout.final_page, page_snapshot(memory.page).to_json())
     except TbactlError as error:
         ending = Ending(outcome="failed", exit_code=error.exit_code, error=error)
+    except OSError as error:
+        ending = ending.unwritten(error)
     finally:
         duration_s = round(events.elapsed_s, 3)
         events.record("run_ended", outcome=ending.outcome, exit_code=ending.exit_code, duration_s=duration_s, **facts)
-        run.write_record(
-            started.model_copy(
-                update={
-                    "outcome": ending.outcome,
-                    "exit_code": ending.exit_code,
-                    "message": "" if ending.error is None else str(ending.error),
-                    "ended_at": utc(clock.wall_s()),
-                    "duration_s": duration_s,
-                    **facts,
-                }
-            )
+        record = started.model_copy(
+            update={
+                "outcome": ending.outcome,
+                "exit_code": ending.exit_code,
+                "message": ending.warning if ending.error is None else str(ending.error),
+                "ended_at": utc(clock.wall_s()),
+                "duration_s": duration_s,
+                **facts,
+            }
         )
+        try:
+            run.write_record(record)
+        except OSError as error:
+            ending = ending.unwritten(error)
     return ending
 
 
@@ -199,8 +231,7 @@ class Supervisor:
         except BaseException:
             self._shut_down(drain=False)
             raise
-        self._shut_down(drain=True)
-        return ending
+        return ending.after(self._shut_down(drain=True))
 
     def facts(self) -> dict[str, Any]:
         """What run.json says about the work done."""
@@ -306,10 +337,10 @@ class Supervisor:
             return True
         return False
 
-    def _shut_down(self, *, drain: bool) -> None:
+    def _shut_down(self, *, drain: bool) -> Shutdown:
         # A rank that has lost another one waits for it in a collective and would not get to its checkpoint.
         can_checkpoint = self._fleet.has_all_trainers and not self._page.trainer().get("finished")
-        Shutdown(
+        shutdown = Shutdown(
             self._fleet,
             page=self._page,
             signals=self._signals,
@@ -317,8 +348,7 @@ class Supervisor:
             clock=self._clock,
             tick=self._tick,
             grace_s=self._config.supervision.stop_grace_s,
-        ).run(
-            drain=drain and can_checkpoint,
-            has_run=self._state is RunState.RUNNING,
         )
+        shutdown.run(drain=drain and can_checkpoint, has_run=self._state is RunState.RUNNING)
         self._page.supervisor.set(state=ProcessState.STOPPED)
+        return shutdown

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tbactl.config.layout import ProcessConfig
 from tbactl.errors import ConfigError, TbactlError
-from tbactl.ipc.child import die_with_parent, run_and_leave
+from tbactl.ipc.child import die_with_parent, report, run_and_leave
 from tbactl.trainer.session import run_trainer
 
 
@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         run_trainer(_read(path))
     except TbactlError as error:
-        print(f"trainer: {error}", file=sys.stderr)
+        report(f"trainer: {error}")
         return error.exit_code
     return 0
 

@@ -20,27 +20,14 @@ from torch import Tensor
 
 from tbactl.adapters import Adapter
 from tbactl.errors import CapacityError, ChildFailedError, is_out_of_space
-from tbactl.weight_sync.weights_file import held_file, write_safetensors
+from tbactl.weight_sync.adapter_description import METADATA_KEY, AdapterDescription
+from tbactl.weight_sync.published import held_file
+from tbactl.weight_sync.weights_file import write_safetensors
 
-# One key: safetensors writes several in a random order, and the file's fingerprint would change from run to run.
-_METADATA_KEY = "tbactl-adapters"
 _A, _B = ".lora_A", ".lora_B"
 
 _WEIGHTS_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
-
-
-class AdapterDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file of adapters says besides their tensors."""
-
-    scaling: float
-    """The same for all adapters."""
-    transposed: tuple[str, ...]
-    """Weights that are stored [inputs, outputs]."""
-    dtype: str
-    """Type of the whole weights: "float32" or "bfloat16"."""
-    sources: dict[str, str]
-    """Each parameter of the policy -> its name in the base policy's files; tied ones share a source."""
 
 
 def write_adapters(path: Path, adapters: Mapping[str, Adapter], *, dtype: str, sources: Mapping[str, str]) -> None:
@@ -60,22 +47,7 @@ def write_adapters(path: Path, adapters: Mapping[str, Adapter], *, dtype: str, s
     )
     tensors = {f"{name}{_A}": adapter.a for name, adapter in adapters.items()}
     tensors |= {f"{name}{_B}": adapter.b for name, adapter in adapters.items()}
-    write_safetensors(path, tensors, metadata={_METADATA_KEY: msgspec.json.encode(description).decode()})
-
-
-def read_description(path: Path) -> AdapterDescription | None:
-    """What a weights file says of adapters; None where it holds whole weights.
-
-    Raises:
-        FileNotFoundError: it is not there any more.
-        ChildFailedError: it is damaged.
-    """
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            text = (file.metadata() or {}).get(_METADATA_KEY)
-        return None if text is None else msgspec.json.decode(text, type=AdapterDescription)
-    except (SafetensorError, msgspec.MsgspecError) as error:
-        raise ChildFailedError(f"{path.name}: damaged: {error}") from error
+    write_safetensors(path, tensors, metadata={METADATA_KEY: msgspec.json.encode(description).decode()})
 
 
 class BaseWeights:

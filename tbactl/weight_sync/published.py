@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +40,17 @@ def weights_path(directory: Path, version: int) -> Path:
 def description_path(directory: Path, version: int) -> Path:
     """The JSON file of a version."""
     return directory / f"policy-v{version:08d}.json"
+
+
+@contextmanager
+def held_file(path: Path) -> Iterator[Path]:
+    """Keep a published file for several looks: yields another path to it, which stays when the publisher removes it.
+
+    Raises:
+        FileNotFoundError: it is not there any more.
+    """
+    with path.open("rb") as file:
+        yield Path(f"/dev/fd/{file.fileno()}")
 
 
 def published_versions(directory: Path) -> list[int]:

@@ -7,14 +7,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tbactl.clock import Clock
 from tbactl.protocols import Engine
-from tbactl.weight_sync.adapter_file import BaseWeights, merged_file
-from tbactl.weight_sync.adapter_file import read_description as read_adapter_description
+from tbactl.weight_sync.adapter_description import read_description as read_adapter_description
 from tbactl.weight_sync.fingerprint import fingerprint
-from tbactl.weight_sync.published import PublishedWeights, published_versions, read_description, weights_path
-from tbactl.weight_sync.weights_file import held_file
+from tbactl.weight_sync.published import (
+    PublishedWeights,
+    held_file,
+    published_versions,
+    read_description,
+    weights_path,
+)
+
+if TYPE_CHECKING:
+    from tbactl.weight_sync.adapter_file import BaseWeights
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +121,9 @@ class Subscriber:
         description = read_adapter_description(held)
         if description is None:
             return engine.load_policy(path, version=published.version)
+        # Imports torch, which an engine may well do without.
+        from tbactl.weight_sync.adapter_file import BaseWeights, merged_file
+
         if self._base is None:
             self._base = BaseWeights(self._policy_directory)
         with merged_file(held, description, base=self._base, directory=self._directory) as whole:

@@ -43,17 +43,6 @@ def write_safetensors(path: Path, state: Mapping[str, Tensor], *, metadata: dict
 
 
 @contextmanager
-def held_file(path: Path) -> Iterator[Path]:
-    """Keep a published file for several looks: yields another path to it, which stays when the publisher removes it.
-
-    Raises:
-        FileNotFoundError: it is not there any more.
-    """
-    with path.open("rb") as file:
-        yield Path(f"/dev/fd/{file.fileno()}")
-
-
-@contextmanager
 def mapped_weights(path: Path) -> Iterator[tuple[dict[str, tuple[int, ...]], Iterator[tuple[str, Tensor]]]]:
     """Map a weights file read-only: shapes by name, and an iterator over (name, tensor), valid inside the block."""
     with safe_open(path, framework="pt", device="cpu") as file:

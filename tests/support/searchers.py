@@ -39,6 +39,7 @@ class SearcherHarness:
         *,
         settings: dict[str, Any] | None = None,
         task: Task | None = None,
+        held_out_task: Task | None = None,
         index: int = 0,
         ring_capacity_bytes: int = 2**20,
         start: int = 0,
@@ -89,7 +90,7 @@ class SearcherHarness:
         self.scorer = Scorer(self.task, clock=self.clock, limit_s=5.0)
         self.evaluator = Evaluator(
             self.config,
-            task=FakeTask(num_prompts=50),
+            task=held_out_task or FakeTask(num_prompts=50),
             engine=self.engine,
             page=self.page,
             resumed_version=0,

@@ -2,8 +2,8 @@
 
 `trainer.options` and `searchers.engine_options` may hold: step_seconds, load_seconds, exit_while_loading (code),
 exit_after (steps), exit_code, fail_after (steps: says so, but never leaves), hang_after (steps), idle_after (steps:
-alive, but nothing gets on), never_evaluate, never_load, leave_seconds, ignore_stop, ignore_sigterm, only (this index),
-once (only in the first life).
+alive, but nothing gets on), exit_while_saving (code), never_evaluate, never_load, leave_seconds, ignore_stop,
+ignore_sigterm, only (this index), once (only in the first life).
 """
 
 from __future__ import annotations
@@ -84,6 +84,9 @@ class StandIn:
                 self.slot.set(policy_version=step + 1, published_version=step + 1, num_trajectories_received=8 * step)
                 line = {"step": step + 1, "time_s": time.monotonic() - started, "wall_s": time.time()}
                 self.append("metrics.jsonl", line | {"metrics": {"intake/reward/mean": step / max_steps}})
+        if "exit_while_saving" in self.options:
+            print("no room for the checkpoint", flush=True)
+            os._exit(self.options["exit_while_saving"])
         if self.config.index == 0:
             self.checkpoint(self.slot.get("policy_version"))
             self.slot.set(finished=int(step >= max_steps))

@@ -1,0 +1,100 @@
+"""The run of a case: two searchers and a trainer of twelve steps, in about three seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tbactl.chaos.faults import NUM_SEARCHERS, Fault
+from tbactl.config.sections import RunConfig
+
+NUM_STEPS = 12
+CHECKPOINT_PERIOD = 3
+RING_BYTES = 65_536
+HEARTBEAT_S = 1.5
+# So long that a look from outside falls into each phase.
+START_S, SYNC_S, SAVE_S = 0.3, 0.15, 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class CaseLayout:
+    """Paths inside a case's directory."""
+
+    root: Path
+
+    @property
+    def runs(self) -> Path:
+        """Where the run directory is made."""
+        return self.root / "runs"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.json"
+
+    @property
+    def fault(self) -> Path:
+        return self.root / "fault.json"
+
+    @property
+    def armed(self) -> Path:
+        """While it exists, the target strikes itself at the next chance, and removes it first."""
+        return self.root / "armed"
+
+    @property
+    def struck(self) -> Path:
+        """Written at the strike: the monotonic second."""
+        return self.root / "struck"
+
+    @property
+    def output(self) -> Path:
+        """What the supervisor printed."""
+        return self.root / "output.txt"
+
+    def trace(self, process: str) -> Path:
+        """What `books.py` reads."""
+        return self.root / f"trace-{process}.txt"
+
+
+def case_config(fault: Fault, *, layout: CaseLayout) -> RunConfig:
+    """The settings of a case's run."""
+    is_stuck = fault.kind == "stuck-reward"
+    values: dict[str, Any] = {
+        "name": "chaos",
+        "seed": fault.seed,
+        "runs_dir": str(layout.runs),
+        "task": {"kind": "fake", "options": {"score_seconds": 0.02}},
+        "policy": {"path": "fake"},
+        "searchers": {
+            "num_searchers": NUM_SEARCHERS,
+            "engine": "fake",
+            "engine_options": {"step_seconds": 0.004, "start_seconds": START_S},
+            "num_completions": 4,
+            "max_prompt_tokens": 32,
+            "max_new_tokens": 8,
+            "max_concurrent_groups": 4,
+            "ring_capacity_bytes": RING_BYTES,
+            "temperature": 1.0,
+        },
+        "trainer": {
+            "kind": "fake",
+            # A reward that never returns is noticed by its limit: the run must not be over before.
+            "max_steps": 3 * NUM_STEPS if is_stuck else NUM_STEPS,
+            "prompts_per_step": 4,
+            "completions_per_prompt": 4,
+            "options": {"step_seconds": 0.08, "start_seconds": START_S},
+        },
+        "replay": {"initial_trajectories": 64},
+        "sync": {"period": 2, "acknowledge_timeout_s": 10.0},
+        "checkpoint": {"period": CHECKPOINT_PERIOD},
+        "evaluation": {"num_prompts": 0},
+        "logging": {"tensorboard": False},
+        "supervision": {
+            "start_timeout_s": 60.0,
+            "heartbeat_timeout_s": HEARTBEAT_S,
+            "progress_timeout_s": 1.5 if is_stuck else 10.0,
+            "stop_grace_s": 3.8,
+            "restart_backoff_s": 0.05,
+        },
+    }
+    return RunConfig.model_validate(values)

@@ -1,0 +1,34 @@
+"""How a process learns from outside that its fault is due, and says when it struck."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tbactl.chaos.settings import CaseLayout
+
+Hook = Callable[..., Any]
+
+
+class Trigger:
+    """A file that appears when the fault is due. Whoever removes it strikes, so only one life of a process does."""
+
+    def __init__(self, layout: CaseLayout) -> None:
+        self._layout = layout
+
+    def pull(self) -> bool:
+        """Whether to strike now."""
+        try:
+            self._layout.armed.unlink()
+        except FileNotFoundError:
+            return False
+        partial = self._layout.struck.with_suffix(".partial")
+        partial.write_text(str(time.monotonic()), encoding="ascii")
+        partial.replace(self._layout.struck)
+        return True
+
+
+def wrap(owner: type, name: str, make: Callable[[Hook], Hook]) -> None:
+    """Replace a method by what `make` returns for it."""
+    setattr(owner, name, make(getattr(owner, name)))

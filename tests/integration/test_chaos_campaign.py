@@ -1,0 +1,40 @@
+"""Faults on real runs (tbactl/chaos). `make chaos` runs two hundred of them."""
+
+import json
+import threading
+
+import pytest
+
+from tbactl.chaos.case import Case
+from tbactl.chaos.schedule import schedule
+from tbactl.cli.main import main
+from tbactl.supervision.identity import processes_with
+from tbactl.supervision.placement import RUN_VARIABLE
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.fault("I-01", "I-16", "I-61", "I-63", "I-67")
+def test_dozen_faults_end_as_they_must(tmp_path, capsys):
+    kinds = "kill,raise,nan-reward,short-reward,oversize-record,torn-record,corrupt-record,failed-load,wrong-weights"
+    arguments = ["--seed", "1", "--faults", "12", "--kinds", kinds, "--output", str(tmp_path / "out"), "--json"]
+    exit_code = main(["chaos", *arguments])
+    captured = capsys.readouterr()
+    assert exit_code == 0, captured.err
+    numbers = json.loads(captured.out)["summary"]
+    assert numbers["faults"] == 12 and numbers["groups_acknowledged"] > 0
+    assert numbers["hangs"] == numbers["orphans"] == numbers["segments_left"] == numbers["groups_lost"] == 0
+
+
+def test_run_that_exceeds_its_bound_is_a_hang_and_nothing_of_it_is_left_but_its_directory(tmp_path):
+    (tmp_path / "shm").mkdir()
+    (fault,) = schedule(0, num_faults=1, kinds=("clock-jump",))
+    case = Case(
+        fault, directory=tmp_path, shm_root=tmp_path / "shm", bound_s=1.5, may_mount=False, cancelled=threading.Event()
+    )
+    verdict = case.run()
+    assert verdict.is_hang and not verdict.is_right
+    assert (tmp_path / fault.name / "output.txt").is_file()
+    assert list((tmp_path / "shm").iterdir()) == []
+    runs = [json.loads(path.read_bytes()) for path in (tmp_path / fault.name).glob("runs/*/run.json")]
+    assert not [pid for run in runs for pid in processes_with(RUN_VARIABLE, run["shm_directory"])]
