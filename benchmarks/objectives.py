@@ -1,4 +1,4 @@
-"""All objectives in one asynchronous loop, at several sync periods: `python benchmarks/objectives.py RESULTS`.
+"""All objectives in one asynchronous loop, at several sync periods: `python -m benchmarks.objectives RESULTS`.
 
 Runs `tbactl run gsm8k --profile cpu` once for each objective, sync period and seed: same start policy, problems, number
 of optimizer steps and batch. RESULTS keeps one JSON file for each finished run, so that the command can be stopped and
@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +23,7 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
 
+from benchmarks.driver import run_recipe
 from tbactl.config.layout import RunLayout
 
 OBJECTIVES = (
@@ -148,19 +146,13 @@ def measure(cells: list[Cell], *, results: Path, steps: int) -> Iterator[Outcome
 def run(cell: Cell, *, results: Path, steps: int) -> Outcome:
     """One `tbactl run`."""
     settings = cell.settings(steps=steps) | {"runs_dir": str(results / "runs")}
-    options = [part for key, value in settings.items() for part in ("--set", f"{key}={_toml(value)}")]
-    command = [sys.executable, "-m", "tbactl.cli", "run", "gsm8k", "--profile", "cpu", "--plain", "--json", *options]
-    start_s = time.monotonic()
-    finished = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
-    seconds = time.monotonic() - start_s
+    finished = run_recipe(
+        "gsm8k", profile="cpu", overrides=[f"{key}={_toml(value)}" for key, value in settings.items()]
+    )
     identity = {"objective": cell.objective, "period": cell.period, "seed": cell.seed, "steps": steps}
-    if finished.returncode == 130:
-        raise KeyboardInterrupt
-    if finished.returncode:
-        lines = finished.stderr.strip().splitlines() or ["no message"]
-        return Outcome(**identity, seconds=seconds, problem=f"exit code {finished.returncode}: {lines[-1][:200]}")
-    layout = RunLayout(Path(json.loads(finished.stdout)["run_directory"]))
-    return Outcome(**identity, seconds=seconds, **numbers(layout))
+    if finished.problem or finished.directory is None:
+        return Outcome(**identity, seconds=finished.seconds, problem=finished.problem or "no run directory")
+    return Outcome(**identity, seconds=finished.seconds, **numbers(RunLayout(finished.directory)))
 
 
 def _toml(value: Any) -> str:
