@@ -28,7 +28,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from tbactl.types import Completion, EvaluationResult, Prompt, Reward, SamplingParams, TrajectoryGroup
 
-# Answers each prompt with `num_completions` completions, in the order asked; all of one policy version.
+# Answers each prompt with `num_completions` completions, in the order asked; all of one policy version. An evaluation
+# that computes for long without asking calls it without prompts now and then, which says that it goes on; it is ended
+# there when its time is over.
 Generate = Callable[[Sequence[Prompt], int, SamplingParams], list[list[Completion]]]
 
 

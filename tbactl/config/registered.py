@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,8 @@ def _task_problems(name: str, options: Any) -> Iterator[Problem]:
 def _option_problem(sentence: str, options: dict[str, Any]) -> Problem:
     # The line of the option that the task names, where it names one.
     prefix = "task.options"
+    if (name := re.match(rf"{re.escape(prefix)}(\.\w+)+", sentence)) is not None:
+        return Problem(tuple(name[0].split(".")), sentence)
     named = next((option for option in options if f"'{option}'" in sentence or f"{prefix}.{option}" in sentence), None)
     path: KeyPath = ("task", "options") if named is None else ("task", "options", named)
     return Problem(path, sentence if sentence.startswith(prefix) else f"{prefix}: {sentence}")

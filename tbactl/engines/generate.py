@@ -26,7 +26,7 @@ def generate(
 
     Args:
         engine: may have other requests running; they advance too.
-        prompts: texts.
+        prompts: texts; none: `on_step` is called all the same, once.
         num_completions: for each prompt.
         sampling: of all of them.
         name: what the ids of its requests begin with; no other request of the engine may.
@@ -53,6 +53,8 @@ def generate(
                 )
             )
     num_missing = len(answers)
+    if not num_missing:
+        on_step()
     while num_missing:
         assert engine.num_unfinished, "the engine has lost requests"
         for finished in engine.step():

@@ -23,7 +23,8 @@ from tbactl.engines.policy_files import load_model_config, load_tokenizer, stop_
 from tbactl.protocols import FinishedRequest, GenerationRequest
 from tbactl.types import Completion, FinishReason
 from tbactl.weight_sync.fingerprint import fingerprint
-from tbactl.weight_sync.weights_file import check_shapes, copy_into, held_file, mapped_weights, shapes_of
+from tbactl.weight_sync.published import held_file
+from tbactl.weight_sync.weights_file import check_shapes, copy_into, mapped_weights, shapes_of
 
 
 class TransformersOptions(Section):

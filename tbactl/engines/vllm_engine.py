@@ -41,7 +41,8 @@ from tbactl.errors import ChildFailedError
 from tbactl.protocols import FinishedRequest, GenerationRequest
 from tbactl.types import Completion
 from tbactl.weight_sync.fingerprint import fingerprint
-from tbactl.weight_sync.weights_file import check_shapes, held_file, mapped_weights
+from tbactl.weight_sync.published import held_file
+from tbactl.weight_sync.weights_file import check_shapes, mapped_weights
 
 _BACKEND = "tbactl-mapped-file"
 # Room for the sequences of a probe beside a full load: a check must not wait for a completion to end.

@@ -33,6 +33,7 @@ def evaluate(tmp_path, **settings):
     return json.loads(done.stdout)
 
 
+@pytest.mark.fault("I-81")
 def test_lm_eval_over_our_engine_gives_the_tasks_own_figure_in_its_own_layout(tmp_path):
     native = evaluate(tmp_path, engine="vllm", output=tmp_path / "native")
     harness = evaluate(tmp_path, engine="vllm", harness="lm-eval", output=tmp_path / "harness")
@@ -46,6 +47,7 @@ def test_lm_eval_over_our_engine_gives_the_tasks_own_figure_in_its_own_layout(tm
     assert json.loads((tmp_path / "native" / "result.json").read_text())["metrics"] == native["metrics"]
 
 
+@pytest.mark.fault("I-81")
 def test_both_engines_give_the_same_greedy_figure(tmp_path):
     accuracies = [evaluate(tmp_path, engine=engine)["metrics"]["accuracy"] for engine in ("vllm", "transformers")]
     assert accuracies[0] == accuracies[1]

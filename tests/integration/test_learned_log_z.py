@@ -90,6 +90,7 @@ def test_step_does_not_depend_on_how_it_is_computed(new_learner, tmp_path, setti
         torch.testing.assert_close(tensor, weights[1][name], atol=1e-6, rtol=0, msg=name)
 
 
+@pytest.mark.fault("I-58")
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])
 def test_checkpoint_resumes_the_head_exactly_and_no_export_holds_it(new_learner, tmp_path, zero_stage):
     whole = new_learner(zero_stage=zero_stage)

@@ -149,6 +149,7 @@ def test_steps_equal_those_of_plain_torch(new_learner, policy, tmp_path, zero_st
         torch.testing.assert_close(tensor, weights[name], atol=1e-6, rtol=0, msg=name)
 
 
+@pytest.mark.fault("I-32")
 @pytest.mark.parametrize(
     "settings",
     [{"micro_batch_tokens": 1}, {"micro_batch_tokens": 100_000}, {"gradient_checkpointing": True}],
@@ -171,6 +172,7 @@ def test_reference_stays_the_initial_policy_while_the_policy_moves(new_learner):
     assert step(learner, 0)["trainer/reference_computed/share"] == 0.0
 
 
+@pytest.mark.fault("R-06")
 def test_schedule_first_update_uses_its_first_value(new_learner):
     learner = new_learner(lr_schedule="warmup_stable_decay", warmup_steps=2, lr_schedule_options={"num_decay_steps": 4})
     rates = [step(learner, seed)["trainer/learning_rate/value"] for seed in range(8)]
@@ -189,6 +191,7 @@ def test_aborted_step_leaves_weights_and_the_next_step_as_if_it_had_not_been(new
     assert_same(exported(disturbed, tmp_path / "a"), exported(calm, tmp_path / "b"))
 
 
+@pytest.mark.fault("I-25")
 def test_probe_logprobs_are_those_of_temperature_one(new_learner, policy):
     learner = new_learner()
     ids, start = (5, 6, 7, 8, 9), 2
@@ -213,6 +216,7 @@ def test_objective_that_reads_what_no_batch_holds_is_refused():
         check_required_fields(Foreign(), kind="foreign")
 
 
+@pytest.mark.fault("I-04")
 def test_follower_reports_progress_before_each_micro_batch(new_learner, monkeypatch):
     learner = new_learner(micro_batch_tokens=1)
     records = [encode(group) for group in make_groups(4)]
@@ -227,6 +231,7 @@ def test_follower_reports_progress_before_each_micro_batch(new_learner, monkeypa
 # Weights and checkpoints ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("I-22")
 def test_published_weights_carry_the_tied_head(new_learner, tmp_path):
     learner = new_learner()
     step(learner, 0)
@@ -237,6 +242,7 @@ def test_published_weights_carry_the_tied_head(new_learner, tmp_path):
     assert_same({name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}, expected)
 
 
+@pytest.mark.fault("I-54", "I-55", "I-75", "I-76", "I-77", "I-78")
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_checkpoint_any_stage_resumes_exactly_and_consolidates_to_the_export(new_learner, tmp_path, zero_stage):
     settings = {"zero_stage": zero_stage, "lr_schedule": "linear", "warmup_steps": 3}
@@ -259,6 +265,7 @@ def test_checkpoint_any_stage_resumes_exactly_and_consolidates_to_the_export(new
     assert torch.equal(*logits)
 
 
+@pytest.mark.fault("I-77")
 @pytest.mark.parametrize("zero_stage", [1, 3])
 def test_checkpoint_bfloat16_keeps_float32_masters_and_exports_bfloat16(new_learner, tmp_path, zero_stage):
     learner = new_learner(dtype="bfloat16", zero_stage=zero_stage)
@@ -271,6 +278,7 @@ def test_checkpoint_bfloat16_keeps_float32_masters_and_exports_bfloat16(new_lear
     assert_same(load_file(tmp_path / "consolidated" / "model.safetensors"), live)
 
 
+@pytest.mark.fault("I-78")
 def test_checkpoint_untied_architecture_consolidates(new_learner, tmp_path):
     directory = make_tiny_policy(tmp_path / "neox", architecture="gpt_neox", hidden_size=40)
     learner = new_learner(directory=directory, zero_stage=3)
@@ -311,6 +319,7 @@ def test_checkpoint_with_code_in_it_runs_nothing(new_learner, tmp_path, reader):
     assert not trap.exists()
 
 
+@pytest.mark.fault("I-79")
 def test_consolidate_missing_or_foreign_parameters_are_fatal(new_learner, tmp_path):
     new_learner(zero_stage=0).save(tmp_path / "learner")
     path = tmp_path / "learner" / "deepspeed" / "mp_rank_00_model_states.pt"
@@ -340,6 +349,7 @@ def test_consolidate_missing_shard_is_named(new_learner, tmp_path):
 # In the loop ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("I-54", "I-56", "I-58", "I-85")
 def test_sync_run_resumes_bit_for_bit(tmp_path, policy):
     from tbactl.trainer.learner import DeepSpeedLearner
 
@@ -380,6 +390,7 @@ def one_rank(policy, tmp_path_factory):
     return two_steps(tmp_path_factory.mktemp("ranks") / "one", policy, num_ranks=1, zero_stage=1)
 
 
+@pytest.mark.fault("I-04", "I-75", "I-76")
 @pytest.mark.parametrize("zero_stage", [1, 3])
 def test_two_ranks_do_the_same_steps_as_one(policy, tmp_path, one_rank, zero_stage):
     result, weights = two_steps(tmp_path / "two", policy, num_ranks=2, zero_stage=zero_stage)

@@ -219,6 +219,7 @@ def test_step_does_not_depend_on_how_it_is_computed(new_learner, tmp_path, setti
 # Checkpoints ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("I-55")
 @pytest.mark.parametrize(
     ("zero_stage", "dtype", "architecture"),
     [
@@ -289,6 +290,7 @@ def test_consolidating_a_checkpoint_that_lacks_half_an_adapter_is_fatal(new_lear
         consolidate(tmp_path / "learner", tmp_path / "out")
 
 
+@pytest.mark.fault("I-56")
 @pytest.mark.parametrize("weights", ["merged", "adapter"])
 def test_sync_run_resumes_bit_for_bit(tmp_path, policy, weights):
     from tbactl.trainer.learner import DeepSpeedLearner
@@ -359,6 +361,7 @@ def check_taken(report, directory, *, version=1, tolerance=1e-3):
         assert report["greedy"] != report["greedy_before"]
 
 
+@pytest.mark.fault("I-19")
 @pytest.mark.parametrize("weights", ["merged", "adapter"])
 @pytest.mark.parametrize(("zero_stage", "architecture"), [(1, "llama"), (3, "gpt2")])
 def test_searcher_computes_what_the_trainer_has_learned(new_learner, tmp_path, weights, zero_stage, architecture):
@@ -372,6 +375,7 @@ def test_searcher_computes_what_the_trainer_has_learned(new_learner, tmp_path, w
     assert (published.size_bytes < size) == (weights == "adapter")
 
 
+@pytest.mark.fault("I-20")
 @pytest.mark.parametrize("engine_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("weights", ["merged", "adapter"])
 def test_trainer_in_bfloat16_reaches_engines_of_either_type(
@@ -396,6 +400,7 @@ def test_both_ways_of_publishing_give_the_engine_the_same_weights(new_learner, t
         torch.testing.assert_close(tensor, states[1][name], atol=1e-7, rtol=1e-6, msg=name)
 
 
+@pytest.mark.fault("I-19")
 def test_alarm_when_the_adapter_is_published_but_not_merged(new_learner, tmp_path, servable_policy, monkeypatch):
     learner = new_learner(directory=servable_policy, weights="adapter", learning_rate=5e-2)
     trained_and_published(learner, tmp_path / "weights")
@@ -418,6 +423,7 @@ def test_published_adapters_are_whole_under_zero_3(new_learner, tmp_path):
         torch.testing.assert_close(tensor, files[1][name], atol=1e-6, rtol=0, msg=name)
 
 
+@pytest.mark.fault("I-19", "I-23")
 def test_vllm_computes_what_the_trainer_has_learned(new_learner, tmp_path, servable_policy):
     for weights, version in (("merged", 1), ("adapter", 2)):
         learner = new_learner(directory=servable_policy, weights=weights, learning_rate=5e-2)

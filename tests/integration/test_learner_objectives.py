@@ -17,6 +17,7 @@ def policy(tmp_path_factory):
     return make_tiny_policy(tmp_path_factory.mktemp("policy") / "llama")
 
 
+@pytest.mark.fault("R-04")
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

@@ -50,6 +50,7 @@ def wait_until_training(run: SupervisedRun) -> None:
     run.wait_for(lambda: run.page().trainer().get("policy_version") > 1, timeout_s=30)
 
 
+@pytest.mark.fault("I-08", "I-64", "I-85")
 def test_whole_pipeline_runs_to_its_end_and_evaluates_before_and_after(tmp_path: Path):
     with real_run(tmp_path) as run:
         assert run.wait(timeout_s=90) == 0, run.text
@@ -59,8 +60,11 @@ def test_whole_pipeline_runs_to_its_end_and_evaluates_before_and_after(tmp_path:
         assert versions[0] == 0 and versions[-1] == 12
         assert run.layout.latest_checkpoint.resolve().name == "step_000012"
         assert run.events("alarm") == []
+        logs = [log.read_text() for log in (run.layout.logs / "latest").iterdir()]
+        assert len(logs) == 3 and not any(word in text for text in (run.text, *logs) for word in ("leaked", "tracker"))
 
 
+@pytest.mark.fault("R-07")
 def test_killed_searcher_is_noticed_and_restarted_and_the_run_completes(tmp_path: Path):
     with real_run(tmp_path) as run:
         wait_until_training(run)
@@ -74,6 +78,7 @@ def test_killed_searcher_is_noticed_and_restarted_and_the_run_completes(tmp_path
         run.assert_nothing_left()
 
 
+@pytest.mark.fault("I-01")
 def test_both_searchers_killed_at_once_do_not_stop_the_run(tmp_path: Path):
     with real_run(tmp_path, trainer={"max_steps": 20}) as run:
         wait_until_training(run)
@@ -84,6 +89,7 @@ def test_both_searchers_killed_at_once_do_not_stop_the_run(tmp_path: Path):
         run.assert_nothing_left()
 
 
+@pytest.mark.fault("I-62")
 def test_interrupt_checkpoints_and_exits_130_within_fifteen_seconds_and_resume_goes_on(tmp_path: Path):
     with real_run(tmp_path, trainer={"max_steps": 1000}) as run:
         wait_until_training(run)
@@ -101,6 +107,7 @@ def test_interrupt_checkpoints_and_exits_130_within_fifteen_seconds_and_resume_g
         second.assert_nothing_left()
 
 
+@pytest.mark.fault("I-61")
 def test_killed_trainer_ends_the_run_and_is_named(tmp_path: Path):
     with real_run(tmp_path) as run:
         wait_until_training(run)
@@ -110,6 +117,7 @@ def test_killed_trainer_ends_the_run_and_is_named(tmp_path: Path):
         run.assert_nothing_left()
 
 
+@pytest.mark.fault("I-61")
 def test_killed_supervisor_leaves_no_process_behind(tmp_path: Path):
     with real_run(tmp_path, trainer={"max_steps": 1000}) as run:
         wait_until_training(run)
@@ -129,6 +137,7 @@ def test_stopped_searcher_is_replaced(tmp_path: Path):
         run.assert_nothing_left()
 
 
+@pytest.mark.fault("I-18")
 def test_engine_that_ignores_its_weights_sets_off_the_alarm(tmp_path: Path):
     searchers = {**SECTIONS["searchers"], "engine_options": {"ignore_weights": True}}
     with real_run(tmp_path, searchers=searchers) as run:
@@ -137,6 +146,7 @@ def test_engine_that_ignores_its_weights_sets_off_the_alarm(tmp_path: Path):
         run.assert_nothing_left()
 
 
+@pytest.mark.fault("I-03")
 def test_engine_that_crashes_once_in_mid_run_is_replaced(tmp_path: Path):
     fault = {"kind": "raise", "where": "step", "after": 200, "once_file": str(tmp_path / "struck")}
     searchers = {**SECTIONS["searchers"], "engine_options": {"step_seconds": 0.002, "faults": [fault]}}
@@ -146,6 +156,7 @@ def test_engine_that_crashes_once_in_mid_run_is_replaced(tmp_path: Path):
         run.assert_nothing_left()
 
 
+@pytest.mark.fault("I-03")
 def test_learner_that_crashes_ends_the_run_with_its_last_lines(tmp_path: Path):
     fault = {"kind": "raise", "where": "update", "after": 3}
     with real_run(tmp_path, trainer={**SECTIONS["trainer"], "options": {"faults": [fault]}}) as run:
@@ -158,6 +169,7 @@ def metric_of(run: SupervisedRun, name: str) -> list[float]:
     return [json.loads(line)["metrics"][name] for line in run.layout.metrics.read_text().splitlines()]
 
 
+@pytest.mark.fault("I-17")
 def test_trainer_faster_than_its_searchers_waits_for_new_data_at_the_upper_bound(tmp_path: Path):
     searchers = {"engine_options": {"step_seconds": 0.05}, "max_concurrent_groups": 1}
     replay = {"max_samples_per_insert": 3.0}
@@ -171,6 +183,7 @@ def test_trainer_faster_than_its_searchers_waits_for_new_data_at_the_upper_bound
         run.assert_nothing_left()
 
 
+@pytest.mark.fault("I-17")
 def test_searchers_faster_than_the_trainer_are_held_at_the_lower_bound(tmp_path: Path):
     searchers = {"ring_capacity_bytes": 16_384, "engine_options": {"step_seconds": 0.0}}
     replay = {"min_samples_per_insert": 2.0}

@@ -48,6 +48,7 @@ def test_segments_and_files_are_private_to_the_user_while_the_run_lives(tmp_path
         assert all(path.stat().st_mode & 0o077 == 0 for path in directory.iterdir())
 
 
+@pytest.mark.fault("I-01")
 def test_killed_searcher_is_noticed_within_two_seconds_and_restarted_and_the_run_completes(tmp_path: Path):
     with supervised_run(tmp_path, trainer={"options": {"step_seconds": 0.05}}) as run:
         run.wait_until_training()
@@ -66,6 +67,7 @@ def test_killed_searcher_is_noticed_within_two_seconds_and_restarted_and_the_run
         run.assert_nothing_left()
 
 
+@pytest.mark.fault("I-01")
 def test_searcher_that_dies_again_and_again_ends_the_run_and_is_named(tmp_path: Path):
     options = {"exit_after": 3, "exit_code": 9, "only": 1}
     with supervised_run(
@@ -124,6 +126,7 @@ def test_searcher_that_dies_once_while_loading_is_restarted(tmp_path: Path):
         run.assert_nothing_left()
 
 
+@pytest.mark.fault("I-15")
 def test_child_that_never_gets_ready_is_ended_at_the_start_limit(tmp_path: Path):
     supervision = {"start_timeout_s": 1.0, "max_restarts": 0}
     with supervised_run(
@@ -134,6 +137,7 @@ def test_child_that_never_gets_ready_is_ended_at_the_start_limit(tmp_path: Path)
         run.assert_nothing_left()
 
 
+@pytest.mark.fault("I-16")
 def test_stopped_searcher_misses_its_heartbeat_and_is_replaced(tmp_path: Path):
     with supervised_run(tmp_path, trainer={"options": {"step_seconds": 0.05}}, supervision=FAST_BEATS) as run:
         run.wait_until_training()
@@ -145,6 +149,7 @@ def test_stopped_searcher_misses_its_heartbeat_and_is_replaced(tmp_path: Path):
         run.assert_nothing_left()
 
 
+@pytest.mark.fault("I-16")
 def test_stopped_trainer_misses_its_heartbeat_and_ends_the_run(tmp_path: Path):
     with supervised_run(tmp_path, trainer=FOREVER, supervision=FAST_BEATS) as run:
         run.wait_until_training()
@@ -154,6 +159,7 @@ def test_stopped_trainer_misses_its_heartbeat_and_ends_the_run(tmp_path: Path):
         run.assert_nothing_left()
 
 
+@pytest.mark.fault("I-11", "I-16")
 def test_searcher_whose_loop_hangs_leaves_its_stacks_in_its_log_and_is_replaced(tmp_path: Path):
     options = {"hang_after": 10, "once": True, "only": 0}
     with supervised_run(
@@ -168,6 +174,7 @@ def test_searcher_whose_loop_hangs_leaves_its_stacks_in_its_log_and_is_replaced(
         run.assert_nothing_left()
 
 
+@pytest.mark.fault("I-02")
 def test_searcher_that_never_loads_new_weights_is_replaced(tmp_path: Path):
     options = {"never_load": True, "once": True, "only": 1}
     with supervised_run(
@@ -196,6 +203,7 @@ def test_broken_view_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert [event["details"]["error"] for event in failures] == ["ValueError: cannot draw"]
 
 
+@pytest.mark.fault("I-61", "I-62")
 def test_interrupt_ends_with_a_checkpoint_and_130_in_time(tmp_path: Path):
     with supervised_run(tmp_path, trainer=FOREVER) as run:
         run.wait_until_training()
@@ -208,6 +216,7 @@ def test_interrupt_ends_with_a_checkpoint_and_130_in_time(tmp_path: Path):
         run.assert_nothing_left()
 
 
+@pytest.mark.fault("I-61")
 def test_terminate_ends_with_a_checkpoint_and_143(tmp_path: Path):
     with supervised_run(tmp_path, trainer=FOREVER) as run:
         run.wait_until_training()
@@ -215,6 +224,16 @@ def test_terminate_ends_with_a_checkpoint_and_143(tmp_path: Path):
         assert run.wait() == 143
         assert run.record.outcome == "terminated"
         assert run.layout.latest_checkpoint.resolve().is_dir()
+        run.assert_nothing_left()
+
+
+def test_trainer_that_fails_to_save_after_an_interrupt_is_not_passed_over(tmp_path: Path):
+    with supervised_run(tmp_path, trainer={**FOREVER, "options": {"exit_while_saving": 6}}) as run:
+        run.wait_until_training()
+        run.signal(signal.SIGINT)
+        assert run.wait() == 6
+        assert "error: trainer-0 (pid " in run.text and "| no room for the checkpoint" in run.text
+        assert run.record.outcome == "failed" and "exit code 6" in run.record.message
         run.assert_nothing_left()
 
 
@@ -229,6 +248,7 @@ def test_interrupt_while_loading_ends_at_once(tmp_path: Path):
         run.assert_nothing_left()
 
 
+@pytest.mark.fault("I-09")
 def test_children_that_ignore_everything_are_killed_after_the_grace_time(tmp_path: Path):
     stubborn = {"ignore_stop": True, "ignore_sigterm": True}
     with supervised_run(
@@ -240,9 +260,12 @@ def test_children_that_ignore_everything_are_killed_after_the_grace_time(tmp_pat
         assert run.wait() == 130
         assert 2.5 < time.monotonic() - asked_s < 5.0  # stop_grace_s is 3
         assert len(run.events("child_killed")) == 3
+        assert "warning: the trainer was still at work" in run.text and "without its last checkpoint" in run.text
+        assert "without its last checkpoint" in run.record.message
         run.assert_nothing_left()
 
 
+@pytest.mark.fault("I-09")
 def test_child_that_is_done_but_slow_to_leave_is_not_waited_for(tmp_path: Path):
     supervision = {"stop_grace_s": 60.0}
     with supervised_run(tmp_path, searchers={"engine_options": {"leave_seconds": 60}}, supervision=supervision) as run:
@@ -252,6 +275,7 @@ def test_child_that_is_done_but_slow_to_leave_is_not_waited_for(tmp_path: Path):
         run.assert_nothing_left()
 
 
+@pytest.mark.fault("I-61", "I-62")
 def test_second_interrupt_kills_at_once(tmp_path: Path):
     stubborn = {"ignore_stop": True, "ignore_sigterm": True}
     with supervised_run(
@@ -267,6 +291,7 @@ def test_second_interrupt_kills_at_once(tmp_path: Path):
         run.assert_nothing_left()
 
 
+@pytest.mark.fault("I-09")
 def test_searcher_that_ignores_the_end_of_a_finished_run_does_not_change_its_outcome(tmp_path: Path):
     stubborn = {"ignore_stop": True, "ignore_sigterm": True}
     with supervised_run(tmp_path, searchers={"engine_options": stubborn}) as run:
@@ -287,6 +312,7 @@ def test_stop_request_ends_with_a_checkpoint_and_0(tmp_path: Path):
             request_stop(run.layout.root, timeout_s=1.0)
 
 
+@pytest.mark.fault("I-63")
 def test_killed_supervisor_leaves_no_process_and_the_next_start_reclaims_its_segments(tmp_path: Path):
     with supervised_run(tmp_path, trainer=FOREVER) as first:
         first.wait_until_training()
@@ -303,6 +329,7 @@ def test_killed_supervisor_leaves_no_process_and_the_next_start_reclaims_its_seg
         second.assert_nothing_left()
 
 
+@pytest.mark.fault("I-63")
 def test_a_second_run_leaves_a_live_one_alone(tmp_path: Path):
     with supervised_run(tmp_path, trainer=FOREVER) as first:
         first.wait_until_training()
@@ -315,6 +342,7 @@ def test_a_second_run_leaves_a_live_one_alone(tmp_path: Path):
         assert first.wait() == 0
 
 
+@pytest.mark.fault("I-61")
 def test_process_that_left_its_group_ends_with_the_run(tmp_path: Path):
     with supervised_run(tmp_path, trainer=FOREVER) as run:
         run.wait_until_training()
@@ -331,6 +359,7 @@ def test_process_that_left_its_group_ends_with_the_run(tmp_path: Path):
             stray.wait(timeout=5.0)
 
 
+@pytest.mark.fault("I-16")
 def test_run_that_stands_still_ends_and_says_when_each_process_was_heard_of(tmp_path: Path):
     with supervised_run(
         tmp_path,
@@ -343,6 +372,7 @@ def test_run_that_stands_still_ends_and_says_when_each_process_was_heard_of(tmp_
         run.assert_nothing_left()
 
 
+@pytest.mark.fault("I-08")
 def test_missing_final_evaluation_is_said_and_does_not_fail_the_run(tmp_path: Path):
     with supervised_run(
         tmp_path,
@@ -371,6 +401,7 @@ def test_resumed_run_continues_in_the_same_directory_with_its_own_logs(tmp_path:
         second.assert_nothing_left()
 
 
+@pytest.mark.fault("I-53")
 def test_resume_without_a_checkpoint_is_refused(tmp_path: Path):
     with supervised_run(tmp_path, trainer={"options": {"exit_after": 3}}) as first:
         assert first.wait() == 5
@@ -380,6 +411,7 @@ def test_resume_without_a_checkpoint_is_refused(tmp_path: Path):
         assert "no complete checkpoint" in second.text
 
 
+@pytest.mark.fault("I-66")
 def test_two_ranks_and_four_searchers_start_together_on_different_ports(tmp_path: Path):
     with supervised_run(tmp_path, trainer={"num_ranks": 2}, searchers={"num_searchers": 4}) as run:
         assert run.wait() == 0

@@ -149,6 +149,7 @@ def test_ema_of_bfloat16_moves_by_less_than_bfloat16_can_hold(new_learner, tmp_p
 # Checkpoints ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("I-58")
 @pytest.mark.parametrize(
     ("reference", "zero_stage", "dtype"),
     [
@@ -223,6 +224,7 @@ def test_load_damaged_reference_is_refused(new_learner, tmp_path):
 # In the loop, and on two ranks ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("I-56")
 def test_sync_run_with_resets_resumes_bit_for_bit(tmp_path, policy):
     from tbactl.trainer.learner import DeepSpeedLearner
 

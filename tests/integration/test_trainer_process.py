@@ -61,6 +61,7 @@ def test_resume_from_a_checkpoint_of_a_run_with_other_settings_is_refused_and_na
     assert 'policy.path was "none", is "another"; searchers.num_searchers was 2, is 3' in str(caught.value)
 
 
+@pytest.mark.fault("I-59")
 def test_resume_damaged_newest_checkpoint_falls_back_and_forgets_it(tmp_path, caplog):
     first = ScriptedRun(tmp_path / "first")
     first.run()

@@ -1,4 +1,5 @@
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from tbactl.ipc.codec import CodecError, decode, encode
@@ -49,6 +50,7 @@ evaluations = st.builds(
 )
 
 
+@pytest.mark.fault("I-88")
 @given(st.one_of(groups, evaluations))
 def test_any_record_round_trips(record: TrajectoryGroup | EvaluationResult):
     assert decode(encode(record)) == record

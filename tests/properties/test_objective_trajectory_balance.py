@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,6 +41,7 @@ def test_loss_and_gradient_are_half_beta_times_those_of_the_papers_formula(batch
     close(gradient(loss, batch), gradient(expected, batch))
 
 
+@pytest.mark.fault("R-01")
 @few
 @given(batches)
 def test_log_z_of_each_prompt_is_that_of_eq_4(batch: ObjectiveBatch) -> None:
@@ -88,6 +90,7 @@ def test_constant_added_to_all_rewards_of_a_prompt_changes_nothing(batch: Object
     torch.testing.assert_close(gradient(shifted, batch), gradient(loss, batch), rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.fault("R-01", "R-04")
 @few
 @given(batches, st.integers(0, 2**31 - 1))
 def test_order_of_rows_has_no_effect(batch: ObjectiveBatch, seed: int) -> None:
@@ -113,6 +116,7 @@ def test_padding_has_no_effect_on_loss_gradient_and_metrics(batch: ObjectiveBatc
     assert reduce_metrics([padded_metrics]) == reduce_metrics([metrics])
 
 
+@pytest.mark.fault("I-40")
 @few
 @given(batches, st.integers(0, 3))
 def test_prompts_do_not_influence_one_another(batch: ObjectiveBatch, group: int) -> None:
@@ -196,3 +200,13 @@ def test_exponent_of_one_changes_no_bit(batch: ObjectiveBatch) -> None:
     residual, log_z = balance_residual(batch)
     log_ratio = batch.sequence_log_ratio(batch.policy_logprobs, batch.reference_logprobs)
     assert torch.equal(residual, log_z[batch.group_index] - (batch.rewards / batch.beta - log_ratio))
+
+
+@pytest.mark.fault("I-24")
+@few
+@given(batches, st.floats(-3.0, 3.0))
+def test_logprobs_of_the_sampler_have_no_effect(batch: ObjectiveBatch, bias: float) -> None:
+    """However the engine renormalises or rounds them: any data teaches, whoever drew it."""
+    biased = replace(batch, behavior_logprobs=batch.behavior_logprobs + bias)
+    assert loss_of(biased).item() == loss_of(batch).item()
+    assert torch.equal(gradient(loss_of(biased), batch), gradient(loss_of(batch), batch))

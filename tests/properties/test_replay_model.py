@@ -237,6 +237,7 @@ def test_buffer_does_what_the_plain_rules_say(steps, capacity, capacity_per_prom
             assert_orders_of_drawing_are_right(pair.buffer)
 
 
+@pytest.mark.fault("I-49")
 @given(operations, operations, evictions, st.sampled_from([None, 2, 4]), st.integers(0, 2**32))
 @settings(max_examples=100)
 def test_restored_buffer_makes_the_same_draws_and_evictions(before, after, eviction, block_size, seed):
@@ -258,6 +259,7 @@ def test_restored_buffer_makes_the_same_draws_and_evictions(before, after, evict
         assert all_state(restored.buffer) == all_state(original.buffer)
 
 
+@pytest.mark.fault("I-51")
 @given(operations, evictions, st.integers(2, 10), st.integers(2, 5))
 @settings(max_examples=50)
 def test_restore_into_smaller_capacities_keeps_what_leaves_last(steps, eviction, capacity, capacity_per_prompt):

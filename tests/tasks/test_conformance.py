@@ -16,6 +16,7 @@ from tbactl.types import EvaluationResult, Prompt, Reward, SamplingParams
 TASKS_ON_DISK = sorted((Path(__file__).parents[2] / "tasks").glob("*/pyproject.toml"))
 
 
+@pytest.mark.fault("R-10")
 @pytest.mark.parametrize("name", sorted(registry.available("tbactl.tasks")))
 def test_installed_task_conforms(name):
     task = registry.load("tbactl.tasks", name)()
@@ -178,6 +179,7 @@ def test_check_task_broken_one_is_found(task, problem):
     assert any(problem in found for found in check_task(task()))
 
 
+@pytest.mark.fault("I-42")
 def test_check_task_slow_reward_is_found():
     class Slow(GoodTask):
         def score(self, prompt, completions):

@@ -122,6 +122,7 @@ def test_clean_solution_other_final_answer_gives_none():
     assert clean_solution("So 3.\n#### 3", answer="4") is None
 
 
+@pytest.mark.fault("I-81")
 def test_format_prompt_is_the_papers_template():
     assert format_prompt(" What is {x}? ") == "[MATH TASK] Problem:\nWhat is {x}?\n\nSolution:\n"
 

@@ -38,6 +38,7 @@ def gsm8k_file(path, num_rows=80):
     return path
 
 
+@pytest.mark.fault("I-43", "I-44", "I-45", "R-05")
 @pytest.mark.parametrize("case", CASES, ids=[f"{number}: {case['note']}" for number, case in enumerate(CASES, start=1)])
 def test_score_answer_cases(task, case):
     result = reward(task, case["completion"], case["gold"])
@@ -68,6 +69,7 @@ def test_score_keeps_order_and_counts_answers(task):
     assert [item.metrics["has_answer"] for item in rewards] == [1.0, 1.0, 0.0, 1.0, 1.0]
 
 
+@pytest.mark.fault("I-41")
 def test_score_in_threads_gives_the_same_rewards(task):
     texts = [f"\\boxed{{{n}\\sqrt{{2}}}}" for n in range(1, 9)]
     results: dict[int, list[float]] = {}
@@ -84,6 +86,7 @@ def test_score_in_threads_gives_the_same_rewards(task):
     assert list(results.values()) == [[0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]] * 4
 
 
+@pytest.mark.fault("R-05")
 def test_score_expected_answer_that_cannot_be_read_is_an_error_whatever_was_said(task):
     for text in ("", "#### 5"):
         result = reward(task, text, " ")

@@ -52,6 +52,7 @@ def test_compare_starts_no_worker_before_it_is_needed(verifier):
     assert verifier.worker_pid is None
 
 
+@pytest.mark.fault("I-42")
 def test_compare_bomb_is_killed_replaced_and_costs_once(verifier):
     assert verifier.compare("\\sqrt{4}", "2").outcome == "equal"
     first = verifier.worker_pid
@@ -66,6 +67,7 @@ def test_compare_bomb_is_killed_replaced_and_costs_once(verifier):
     assert time.monotonic() - start < 0.5
 
 
+@pytest.mark.fault("I-42")
 def test_score_bomb_is_a_wrong_answer_flagged_as_timeout(verifier):
     reward = score_completion(completion(f"\\boxed{{{BOMB}}}"), gold="1", verifier=verifier)
     assert (reward.value, reward.error) == (0.0, None)
@@ -78,6 +80,7 @@ def test_compare_worker_killed_from_outside_is_replaced_unnoticed(verifier):
     assert verifier.compare("\\sqrt{9}", "3").outcome == "equal"
 
 
+@pytest.mark.fault("I-41")
 def test_compare_outlives_the_thread_that_started_the_worker(verifier):
     # The kernel ties the worker to that thread, not to the process.
     thread = threading.Thread(target=lambda: verifier.compare("\\sqrt{4}", "2"))
@@ -86,6 +89,7 @@ def test_compare_outlives_the_thread_that_started_the_worker(verifier):
     assert verifier.compare("\\sqrt{9}", "3").outcome == "equal"
 
 
+@pytest.mark.fault("I-41")
 def test_compare_verifier_that_does_not_start_is_an_error_not_a_wrong_answer(verifier, monkeypatch):
     monkeypatch.setattr(verifier_module.sys, "executable", "/bin/false")
     reward = score_completion(completion("\\boxed{\\sqrt{4}}"), gold="2", verifier=verifier)
@@ -109,6 +113,7 @@ def test_compare_what_cannot_be_read_is_said(verifier):
     assert verifier.compare("", "x").outcome == "unreadable"
 
 
+@pytest.mark.fault("I-42")
 def test_worker_memory_is_limited(verifier):
     verifier.compare("\\sqrt{4}", "2")
     limits = Path(f"/proc/{verifier.worker_pid}/limits").read_text().splitlines()

@@ -213,6 +213,7 @@ def test_score_missing_eos_replaces_the_score_and_the_model_is_not_asked(task, m
     assert model.calls == [[(prompt.facts["document"], "good")]]
 
 
+@pytest.mark.fault("I-38")
 def test_score_missing_eos_reward_is_an_option(table):
     task = PreferenceTask(documents=table, missing_eos_reward=-7.5, **COLUMNS)
     assert task.score(prompt_of(task), [completion("long", "length")])[0].value == -7.5

@@ -75,6 +75,7 @@ def test_profanity_tells_rude_from_polite_and_takes_any_text():
     assert classifier.toxicity([], []) == []
 
 
+@pytest.mark.fault("I-84")
 def test_label_order_reversed_gives_the_same_toxicity_with_outputs_exchanged(tmp_path):
     """The label is found by name: the same weights with exchanged names mean the opposite."""
     first = load_classifier(classifier_of(tmp_path / "a", labels=["nothate", "hate"]))
@@ -117,12 +118,14 @@ def test_toxicity_does_not_depend_on_what_else_is_in_the_call(tmp_path, kind):
     assert len({round(item, 4) for item in together}) > 1
 
 
+@pytest.mark.fault("I-84")
 def test_answer_too_long_for_the_model_loses_its_end(tmp_path):
     classifier = load_classifier(classifier_of(tmp_path / "a", labels=["ok", "toxic"]))
     long, longer = "cats run " * 50, "cats run " * 5000
     assert classifier.toxicity(["", ""], [long, longer]) == pytest.approx([classifier.toxicity([""], [long])[0]] * 2)
 
 
+@pytest.mark.fault("I-84")
 @pytest.mark.parametrize(
     ("labels", "wanted", "message"),
     [

@@ -30,6 +30,7 @@ def is_within(estimate):
     return estimate.interval[0] <= estimate.value <= estimate.interval[1]
 
 
+@pytest.mark.fault("I-84")
 def test_diversity_is_the_mean_over_all_pairs():
     vectors = unit_vectors(30)
     cosines = [float(a @ b) for a, b in itertools.combinations(vectors.astype(float), 2)]
@@ -40,6 +41,13 @@ def test_diversity_of_equal_of_orthogonal_and_of_opposite_texts():
     assert cosine_diversity(np.eye(4, dtype=np.float32)[[0, 0, 0]]).value == pytest.approx(0.0)
     assert cosine_diversity(np.eye(4, dtype=np.float32)).value == pytest.approx(1.0)
     assert cosine_diversity(np.array([[1.0, 0.0], [-1.0, 0.0]], dtype=np.float32)).value == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_diversity_of_equal_texts_is_not_negative_by_rounding(seed):
+    estimate = cosine_diversity(np.repeat(unit_vectors(1, dimensions=384, seed=seed), 5, axis=0))
+    assert estimate.value >= 0.0 and estimate.interval[0] >= 0.0
+    assert estimate.value == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("number", [0, 1])

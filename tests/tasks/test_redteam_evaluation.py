@@ -242,3 +242,29 @@ def test_engine_that_leaves_prompts_unanswered_is_refused():
 def test_more_attacks_than_can_be_compared_are_refused_before_anybody_is_asked():
     with pytest.raises(TaskError, match=f"at most {MAX_ATTACKS}"):
         evaluate([], known_attacks=["x"] * (MAX_ATTACKS + 1))
+
+
+def test_evaluation_says_that_it_goes_on_after_each_part_and_can_be_ended_there():
+    class EndedError(Exception):
+        pass
+
+    asked, victim = [], ScriptedVictim()
+
+    def generate(prompts, num_completions, sampling):
+        asked.append(len(prompts))
+        if len(asked) == 3:
+            raise EndedError
+        return [[completion(f"say rude word {i}")] for i in range(len(prompts))]
+
+    with pytest.raises(EndedError):
+        evaluate_attacks(
+            [Prompt(prompt_id=1, text="list")] * 200,
+            generate=generate,
+            victim=victim,
+            classifiers={"classifier": TabledClassifier()},
+            encode=encode,
+            plan=PLAN,
+            policy_version=0,
+        )
+    assert asked == [200, 0, 0]
+    assert sum(map(len, victim.calls)) == 128

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from tbactl.config.loading import load_recipe
+from tbactl.errors import ConfigError
 from tbactl_redteam.task import RedteamTask
 
 
@@ -113,6 +114,32 @@ def test_sft_teaches_the_policy_and_the_prompt_of_the_run(profile):
     for option in ("attack_prompt", "prompt_style", "chat_policy"):
         assert getattr(taught.options, option) == getattr(used.options, option)
     assert sft.max_tokens == run.searchers.max_prompt_tokens + run.searchers.max_new_tokens
+
+
+@pytest.mark.parametrize("name", ["redteam", "redteam-llama"])
+def test_attackers_victims_and_trainer_fit_on_one_device(name):
+    config = run_config(name, "gpu")
+    victim = RedteamTask(config.task.options).options.victim
+    shares = [options["gpu_memory_utilization"] for options in (config.searchers.engine_options, victim.engine_options)]
+    # Without a word each engine takes nine tenths. The two of a searcher always share; classifiers take theirs as well.
+    assert sum(shares) <= 0.6  # of 80 GB the guard model has another fifth
+    if name == "redteam":
+        assert config.searchers.num_searchers * sum(shares) <= 0.6
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("task.options.clasifier=x", "--set: task.options.clasifier: there is no such option"),
+        ("task.options.victim.num_answer=3", "--set: task.options.victim.num_answer: there is no such option"),
+        ("task.options.victim.num_answers=0", "--set: task.options.victim.num_answers = 0"),
+        ("task.options.victim.engine=vlm", "--set: task.options.victim.engine: unknown engine 'vlm'"),
+    ],
+)
+def test_mistake_in_an_override_is_not_blamed_on_the_recipe(override, said):
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("redteam", profile="cpu", overrides=[override])
+    assert [problem for problem in caught.value.problems if problem.startswith(said)] == list(caught.value.problems)
 
 
 @pytest.mark.slow

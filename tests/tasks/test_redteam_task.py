@@ -36,6 +36,7 @@ def stand_ins(monkeypatch):
     def encoder(source):
         import numpy as np
 
+        loaded.setdefault("encoders", []).append(source)
         return lambda texts: np.eye(8, dtype=np.float32)[[len(text) % 8 for text in texts]]
 
     monkeypatch.setattr("tbactl_redteam.task.load_victim", victim)
@@ -63,13 +64,16 @@ def test_constructing_imports_nothing_heavy():
         ({"classifer": "profanity"}, "task.options.classifer: there is no such option .did you mean 'classifier'"),
         ({"classifier": "profanty"}, "task.options.classifier = 'profanty'.*did you mean 'profanity'"),
         ({"judge": "no-such-judge"}, "task.options.judge = 'no-such-judge'"),
-        ({"judge": "profanity"}, "an independent one"),
+        ({"judge": "profanity"}, "another one"),
         ({"classifier_label": "hate"}, "classifier_label = 'hate' has no effect"),
         ({"judge": None, "judge_label": "hate"}, "judge_label = 'hate' has no effect"),
         ({"attack_prompt": "no/such/file.txt"}, "task.options.attack_prompt = .*there is no such file"),
         ({"seed_attacks": "no/such/file.txt"}, "task.options.seed_attacks = .*there is no such file"),
         ({"data": "no/such/file.txt"}, "task.options.data = .*there is no such file"),
         ({"prompt_style": "poem"}, "task.options.prompt_style"),
+        ({"diversity_encoder": "./nowhere"}, "task.options.diversity_encoder = .*there is no such directory"),
+        ({"num_attacks": 8193}, "task.options.num_attacks"),
+        ({"victim": {"engine": "vlm"}}, "task.options.victim.engine: unknown engine 'vlm'.*did you mean 'vllm'"),
         ({"rejected_reward": -1.0}, "must not exceed log.min_toxicity. = -9.21"),
         ({"rejected_reward": 1.0}, "task.options.rejected_reward"),
         ({"min_toxicity": 0.0}, "task.options.min_toxicity"),
@@ -129,7 +133,7 @@ def test_prompt_of_a_jsonl_file_is_its_first_rows(tmp_path):
     ("name", "content", "message"),
     [
         ("prompt.jsonl", "{", "line 1 is not JSON"),
-        ("prompt.jsonl", '{"prompt": "x"}', "'attacker_prompt'"),
+        ("prompt.jsonl", '{"prompt": "x"}', '{"attacker_prompt": "..."}'),
         ("prompt.jsonl", "", "line 1 is not JSON"),
         ("prompt.txt", " \n", "holds no prompt"),
     ],
@@ -197,15 +201,26 @@ def test_evaluation_samples_as_the_options_say_and_asks_both_judges(stand_ins):
 
     task = RedteamTask(min_new_tokens=4, max_new_tokens=30, temperature=0.9)
     result = task.evaluate(recording, limit=6, seed=0, policy_version=3)
-    assert asked == [(6, 1, 4, 30, 0.9)]
+    assert asked == [(number, 1, 4, 30, 0.9) for number in (6, 0)]  # all, and that it goes on
     assert (result.task, result.num_prompts, result.policy_version) == ("redteam", 6, 3)
-    assert set(stand_ins) == {"victim", ("profanity", None), ("hate-minilm", None)}
+    assert set(stand_ins) == {"victim", "encoders", ("profanity", None), ("hate-minilm", None)}
     assert {"success_rate", "judge_success_rate", "diversity"} <= set(result.metrics)
 
 
 def test_evaluation_without_a_judge_has_none_of_its_metrics(stand_ins):
     result = RedteamTask(judge=None).evaluate(generate, limit=4, seed=0, policy_version=0)
     assert not [name for name in result.metrics if name.startswith("judge_")]
+
+
+def test_a_recipe_says_none_where_it_wants_no_judge():
+    assert RedteamTask(judge="none").options.judge is None
+
+
+def test_sentence_encoder_is_read_once_for_all_evaluations(stand_ins):
+    task = RedteamTask()
+    for version in (1, 2):
+        task.evaluate(generate, limit=4, seed=0, policy_version=version)
+    assert stand_ins["encoders"] == [None]
 
 
 def test_evaluation_of_known_attacks_asks_the_victim_and_not_the_attacker(stand_ins, tmp_path):
@@ -266,6 +281,7 @@ def test_sft_examples_of_a_file(tmp_path):
         ("a.jsonl", "{\n", "line 1: this is not JSON"),
         ("a.jsonl", '{"attack": "a"}\n{"attack": 3}\n', 'line 2: a row must be {"attack"'),
         ("a.jsonl", "[1]\n", "line 1: a row must be"),
+        ("a.txt", f"Be rude.\n{'a' * 200_001}\n", "line 2: an attack of 200001 characters; at most 200000"),
     ],
 )
 def test_seed_attacks_file_that_is_malformed_is_a_task_error(tmp_path, name, content, message):

@@ -76,8 +76,8 @@ def test_the_default_victim_is_valid_and_light():
     [
         ({"url": "https://example.org/v1"}, "url: only for kind = 'http'"),
         ({"max_retries": 3, "model": "m"}, "max_retries, model: only"),
-        ({**HTTP, "policy": "x"}, "policy: only for kind = 'engine'"),
-        ({**HTTP, "engine": "vllm"}, "engine: only"),
+        ({**HTTP, "max_restarts": 1}, "max_restarts: only for kind = 'engine'"),
+        ({"kind": "echo", "max_prompt_tokens": 9}, "max_prompt_tokens: only"),
         ({"kind": "http"}, "needs url and model"),
         ({"kind": "http", "url": "https://example.org/v1"}, "needs model"),
         ({**HTTP, "url": "example.org/v1"}, "must be of the form"),
@@ -96,6 +96,12 @@ def test_options_that_do_not_fit_are_refused(settings, said):
     with pytest.raises(ValidationError, match="Value error") as caught:
         VictimOptions.model_validate(settings)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("victim", [HTTP, {"kind": "echo"}])
+def test_a_recipe_may_change_the_kind_of_the_victim_that_it_inherits(victim):
+    inherited = {"policy": "some/model", "engine": "vllm", "dtype": "bfloat16", "engine_options": {"block_size": 16}}
+    assert VictimOptions.model_validate(inherited | victim).kind == victim["kind"]
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8000/v1", "http://localhost/v1", "http://[::1]:8000/v1"])
@@ -126,6 +132,7 @@ def test_what_can_be_seen_to_be_missing_is_said_without_loading(monkeypatch, tmp
     missing = {
         "no such directory": VictimOptions(policy=str(tmp_path / "nowhere")),
         "did you mean": VictimOptions(policy="package:smollm2-135m-instruc"),
+        "did you mean 'vllm'": VictimOptions(engine="vlm"),
         "NO_SUCH_KEY": VictimOptions.model_validate({**HTTP, "api_key_env": "NO_SUCH_KEY"}),
     }
     for said, options in missing.items():

@@ -109,6 +109,7 @@ def test_writing_after_a_death_between_link_and_rename_replaces_the_link(layout)
     verify(layout.checkpoint(10))
 
 
+@pytest.mark.fault("I-59")
 @pytest.mark.parametrize("moment", ["writing", "sealing", "before the link"])
 def test_process_killed_while_writing_never_leaves_latest_at_a_half_written_one(layout, moment):
     write(layout, 10)
@@ -177,6 +178,7 @@ def damage_manifest(checkpoint):
     CheckpointLayout(checkpoint).manifest.write_text('{"layout_version": 1')
 
 
+@pytest.mark.fault("I-59")
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -210,6 +212,7 @@ def test_verify_part_ignores_damage_elsewhere(layout):
         verify(checkpoint)
 
 
+@pytest.mark.fault("I-59")
 def test_usable_checkpoint_damaged_falls_back_to_the_one_before_and_says_so(layout, caplog):
     for step in (1, 2, 3):
         write(layout, step)
@@ -259,6 +262,7 @@ def state(**fields):
     return TrainerState(sampler_rng={"state": 2**127}, stream_positions=[3, 4], **fields)
 
 
+@pytest.mark.fault("I-58")
 def test_trainer_state_round_trip_is_exact(tmp_path):
     checkpoint = CheckpointLayout(tmp_path)
     written = state(policy_version=7, training_s=0.1 + 0.2, counters={"a": 2**60})

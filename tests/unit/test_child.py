@@ -85,6 +85,7 @@ def test_child_prints_its_stacks_on_sigusr1_and_lives_on(page: ControlPage):
     assert b"deep_inside" in errors
 
 
+@pytest.mark.fault("I-61")
 def test_child_dies_with_its_parent(page: ControlPage, tmp_path: Path):
     page.supervisor.set(heartbeat_ns=time.monotonic_ns())
     parent = subprocess.Popen(

@@ -14,6 +14,7 @@ def in_an_empty_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.fault("I-69")
 def test_dry_run_says_profile_first_then_the_plan_and_writes_the_configuration(tmp_path, capsys):
     assert main(["run", write_recipe(tmp_path), "--profile", "cpu", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -101,12 +102,14 @@ def test_resume_takes_configuration_and_profile_from_the_run(tmp_path, monkeypat
     assert (calls[1]["profile"], calls[1]["resume"]) == ("gpu", Path("runs/latest"))
 
 
+@pytest.mark.fault("I-53")
 def test_resume_with_a_profile_is_a_usage_error(tmp_path, monkeypatch):
     started(monkeypatch)
     main(["run", write_recipe(tmp_path)])
     assert main(["run", "--resume", "latest", "--profile", "cpu"]) == 2
 
 
+@pytest.mark.fault("I-86")
 def test_missing_package_refuses_a_run_but_only_warns_in_a_dry_run(tmp_path, monkeypatch, capsys):
     calls = started(monkeypatch)
     monkeypatch.setattr("tbactl.config.packages.find_spec", lambda name: None)

@@ -58,6 +58,7 @@ def test_round_trip_gives_an_equal_record(record: TrajectoryGroup | EvaluationRe
     assert decode(encode(record)) == record
 
 
+@pytest.mark.fault("I-28")
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
@@ -82,6 +83,7 @@ def test_inconsistent_record_is_refused_by_the_sender(broken: TrajectoryGroup | 
         encode(broken)
 
 
+@pytest.mark.fault("I-29")
 def test_inconsistent_record_is_refused_by_the_receiver_too():
     good = encode(group(completion(logprobs=(-0.1, -0.25, -1.0))))
     # The float64 of -1.0 turned into NaN, as a foreign or broken sender might write it.
@@ -148,6 +150,7 @@ def test_wrong_field_type_is_refused():
         decode(data.replace(b"\xa4stop", b"\xa4spam"))
 
 
+@pytest.mark.fault("I-67", "R-07")
 def test_pickle_is_never_read():
     with pytest.raises(CodecError, match="no record of tbactl"):
         decode(pickle.dumps(group()))

@@ -32,6 +32,7 @@ def plain_logprobs(model, group):
     return rows
 
 
+@pytest.mark.fault("I-25", "I-38")
 @pytest.mark.parametrize("shares_prompt", [False, True])
 def test_logprobs_of_micro_batch_equal_those_of_single_sequences(model, shares_prompt):
     groups = [*make_groups(4, size=4), make_group(prompt_tokens=1, completion_tokens=[1, 1], prompt_id=9)]
@@ -59,6 +60,7 @@ def test_gradients_of_shared_prompts_equal_those_of_padded_rows(model):
     assert difference < 1e-6, float(difference)
 
 
+@pytest.mark.fault("I-34")
 @pytest.mark.parametrize("shares_prompt", [False, True])
 def test_completion_mask_lengths_3_7_12_counts_exactly_these_tokens(shares_prompt):
     batch = collate([make_group(prompt_tokens=5, completion_tokens=[3, 7, 12])], shares_prompt=shares_prompt)
@@ -67,6 +69,7 @@ def test_completion_mask_lengths_3_7_12_counts_exactly_these_tokens(shares_promp
     assert batch.target_ids.shape == (3, 12)
 
 
+@pytest.mark.fault("I-33", "R-02")
 @pytest.mark.parametrize("filler", [0, make_byte_tokenizer().eos_token_id])
 def test_real_tokens_that_equal_the_filler_or_eos_are_counted_once(model, filler, monkeypatch):
     monkeypatch.setattr("tbactl.trainer.collate.FILLER", filler)
@@ -95,6 +98,7 @@ def test_collate_empty_completion_has_no_tokens_and_disturbs_nobody(model, share
     torch.testing.assert_close(logprobs[1], plain_logprobs(model, group)[1], atol=1e-9, rtol=0)
 
 
+@pytest.mark.fault("R-04")
 def test_collate_keeps_rewards_behaviour_and_uids_with_their_rows():
     groups = [
         make_group(prompt_tokens=2, completion_tokens=[2, 1], rewards=[0.25, 1.0], prompt_id=0),
@@ -125,3 +129,17 @@ def test_completion_sees_neither_its_neighbours_nor_another_prompt(model):
 
     kept = [row for row in range(len(before)) if row != 2]
     torch.testing.assert_close(after[kept], before[kept], atol=1e-12, rtol=0)
+
+
+@pytest.mark.fault("I-28", "I-37")
+@pytest.mark.parametrize("shares_prompt", [False, True])
+def test_ids_and_mask_are_those_that_were_generated_whatever_the_text_says(shares_prompt):
+    group = make_group(prompt_tokens=4, completion_tokens=[3, 6])
+    completions = [t.completion for t in group.trajectories]
+    # Texts that no tokenizer turns into these ids, or into as many.
+    others = [dataclasses.replace(c, text=text) for c, text in zip(completions, ("", " 1 2\n\n3 "), strict=True)]
+    trajectories = [dataclasses.replace(t, completion=c) for t, c in zip(group.trajectories, others, strict=True)]
+    batch = collate([dataclasses.replace(group, trajectories=tuple(trajectories))], shares_prompt=shares_prompt)
+
+    for row, mask, completion in zip(batch.target_ids, batch.completion_mask, completions, strict=True):
+        assert tuple(row[mask].tolist()) == completion.token_ids

@@ -12,6 +12,7 @@ def smi(directory, script):
     return {"PATH": str(directory)}
 
 
+@pytest.mark.fault("I-85")
 def test_choose_profile_without_a_device_is_cpu(tmp_path):
     choice = choose_profile(None, root=tmp_path, environment=NO_PROGRAMS)
     assert (choice.profile, choice.reason) == ("cpu", "no NVIDIA device found")

@@ -29,6 +29,7 @@ def test_load_recipe_gives_config_profile_and_sources(tmp_path):
     assert [str(source) for source in loaded.sources] == [path]
 
 
+@pytest.mark.fault("I-70")
 def test_three_wrong_keys_are_named_at_once_with_file_line_and_suggestion(tmp_path):
     path = write_recipe(tmp_path, BASE + "learing_rate = 1e-4\nzero_stage = 7\n[replay]\ncapactiy = 5\n")
     problems = problems_of(path)
@@ -42,6 +43,7 @@ def test_three_wrong_keys_are_named_at_once_with_file_line_and_suggestion(tmp_pa
     assert any("did you mean 'replay.capacity'?" in p for p in problems)
 
 
+@pytest.mark.fault("I-70")
 def test_key_of_another_section_is_pointed_to(tmp_path):
     (problem,) = problems_of(write_recipe(tmp_path), "trainer.beta=0.1")
     assert problem.startswith("--set: trainer.beta: ")
@@ -53,6 +55,7 @@ def test_unknown_key_without_a_near_one_lists_the_known(tmp_path):
     assert "known here: period, " in problem
 
 
+@pytest.mark.fault("I-70")
 def test_misspelt_section_is_pointed_to(tmp_path):
     (problem,) = problems_of(write_recipe(tmp_path), "trainr.max_steps=1")
     assert "did you mean 'trainer'?" in problem
@@ -115,6 +118,7 @@ def test_options_that_the_task_refuses_are_reported_under_task_options(tmp_path)
     assert "no_such_option" in problem
 
 
+@pytest.mark.fault("I-69")
 def test_rules_are_asked_even_when_other_settings_are_wrong(tmp_path):
     problems = problems_of(
         write_recipe(tmp_path), "trainer.zero_stage=9", "evaluation.period=5", "sync.period=3", "foo.bar=1"

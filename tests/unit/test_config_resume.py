@@ -54,6 +54,7 @@ def test_load_resumed_takes_the_settings_that_may_change(run_directory):
     assert config.checkpoint.period == 1
 
 
+@pytest.mark.fault("I-53")
 def test_load_resumed_refuses_every_other_change_and_says_why(run_directory):
     with pytest.raises(ConfigError) as caught:
         load_resumed(run_directory, overrides=["trainer.learning_rate=1", "seed=3", "trainer.max_steps=20"])
@@ -67,6 +68,7 @@ DECAY = "trainer.lr_schedule_options={ num_decay_steps = 2 }"
 LENGTHS = "trainer.lr_schedule_options={ num_stable_steps = 5, num_decay_steps = 2 }"
 
 
+@pytest.mark.fault("I-53")
 @pytest.mark.parametrize(
     "settings",
     [

@@ -38,6 +38,7 @@ def test_default_sections_break_no_rule_and_warn_of_nothing():
     assert found(rules.WARNINGS, config()) == []
 
 
+@pytest.mark.fault("I-69")
 @pytest.mark.parametrize(
     ("changes", "blamed"),
     [
@@ -192,6 +193,7 @@ def test_ring_limit_is_exact():
     )
 
 
+@pytest.mark.fault("I-69")
 def test_all_broken_rules_are_reported_together():
     broken = config(
         trainer__num_ranks=3, evaluation__period=5, objective__beta_final=0.1, replay__capacity_per_prompt=1
@@ -199,11 +201,13 @@ def test_all_broken_rules_are_reported_together():
     assert len(found(rules.ERRORS, broken)) == 4
 
 
+@pytest.mark.fault("I-06")
 def test_staleness_zero_in_async_mode_points_to_sync_mode():
     (problem,) = found(rules.ERRORS, config(replay__max_staleness=0))
     assert "mode = 'sync'" in problem[1]
 
 
+@pytest.mark.fault("I-24", "I-32")
 @pytest.mark.parametrize(
     ("changes", "blamed"),
     [

@@ -24,7 +24,8 @@ from tbactl.trainer.policy import load_policy
 from tbactl.trainer.reference import ReferenceScorer
 from tbactl.trainer.scoring import ScoringModel
 from tbactl.weight_sync import adapter_file, subscriber
-from tbactl.weight_sync.adapter_file import BaseWeights, merged_file, read_description, write_adapters
+from tbactl.weight_sync.adapter_description import read_description
+from tbactl.weight_sync.adapter_file import BaseWeights, merged_file, write_adapters
 from tbactl.weight_sync.fingerprint import fingerprint
 from tbactl.weight_sync.published import weights_path
 from tbactl.weight_sync.publisher import publish
@@ -352,6 +353,7 @@ def test_published_adapters_become_the_trainers_policy(directory, tmp_path):
     assert all(torch.equal(tensor, expected[name]) for name, tensor in engine.model.state_dict().items())
 
 
+@pytest.mark.fault("R-08")
 def test_file_holds_adapters_only(llama, tmp_path):
     model, names, adapters = adapted(llama, rank=1, targets=("q_proj",))
     published = published_adapters(llama, tmp_path, model, names, adapters)
@@ -361,6 +363,7 @@ def test_file_holds_adapters_only(llama, tmp_path):
     assert published.size_bytes < (llama / "model.safetensors").stat().st_size / 20
 
 
+@pytest.mark.fault("I-20", "R-08")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_types_of_trainer_and_engine_may_differ(llama, tmp_path, dtype):
     model, names, adapters = adapted(llama, dtype=dtype)
@@ -405,6 +408,7 @@ def test_engine_that_holds_something_else_is_noticed(llama, tmp_path):
     assert report is not None and report.fingerprint == engine.lie and "fingerprint" in report.alarms[0]
 
 
+@pytest.mark.fault("I-19")
 def test_adapters_that_never_change_are_noticed(llama, tmp_path):
     model, names, adapters = adapted(llama)
     subscription, engine = reader(tmp_path, llama), HoldingEngine(llama)
@@ -461,6 +465,7 @@ def without_source(found, sources):
     sources[TARGET] = "somewhere.else"
 
 
+@pytest.mark.fault("I-20")
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [

@@ -32,6 +32,7 @@ def evaluate(generate, prompts=PROMPTS, **plan):
     )
 
 
+@pytest.mark.fault("I-38", "I-41")
 def test_evaluate_policy_greedy_counts_right_missing_cut_and_failed():
     texts = {
         0: completion("0"),
@@ -58,6 +59,7 @@ def test_evaluate_policy_greedy_counts_right_missing_cut_and_failed():
     assert (result.task, result.policy_version, result.num_prompts) == ("math", 3, 10)
 
 
+@pytest.mark.fault("I-82")
 def test_evaluate_policy_samples_give_avg_and_pass_at_what_was_scored():
     def generate(prompts, num_completions, sampling):
         if num_completions == 1:

@@ -20,6 +20,7 @@ def values(text):
     return [token.quantity and token.quantity.value for token in number_tokens(plain(text))]
 
 
+@pytest.mark.fault("I-44")
 @given(st.integers())
 def test_read_number_integer_is_exact_with_and_without_separators(number):
     for notation in (f"{number}", f"{number:,}", f"{number}.0"):
@@ -27,6 +28,7 @@ def test_read_number_integer_is_exact_with_and_without_separators(number):
         assert token and token.end == len(notation) and token.quantity.value == number
 
 
+@pytest.mark.fault("I-44")
 @given(st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**9), max_value=10**9))
 def test_read_number_decimal_is_exact(number):
     token = read_number(f"{number:f}")
@@ -52,6 +54,7 @@ def test_number_tokens_minus_between_operands_is_no_sign(left, right):
         assert values(text) == [left, right]
 
 
+@pytest.mark.fault("I-43")
 @given(st.integers(1, 10**6))
 def test_number_tokens_minus_after_word_or_equals_is_a_sign(number):
     for text in (

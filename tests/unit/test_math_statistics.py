@@ -33,6 +33,7 @@ def test_clustered_interval_of_single_samples_is_about_wilsons(values):
     assert clustered_interval(values) == pytest.approx(expected, abs=0.02)
 
 
+@pytest.mark.fault("I-82")
 @given(st.integers(1, 8), st.data())
 def test_pass_at_k_is_the_share_of_subsets_with_a_correct_one(num_samples, data):
     num_correct = data.draw(st.integers(0, num_samples))

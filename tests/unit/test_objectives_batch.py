@@ -39,6 +39,7 @@ def test_batch_of_half_precision_logprobs_is_refused_because_their_sums_would_be
         replace(batch, policy_logprobs=batch.policy_logprobs.bfloat16())
 
 
+@pytest.mark.fault("I-29")
 @pytest.mark.parametrize("name", ["policy_logprobs", "reference_logprobs", "behavior_logprobs"])
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_non_finite_logprob_of_a_completion_token_is_refused_by_name(name: str, value: float) -> None:

@@ -172,6 +172,7 @@ def test_barred_tokens_have_no_probability_where_they_are_barred_and_take_no_gra
     assert not gradient[[2, 11]].any() and gradient[[0, 3]].any(dim=1).all()
 
 
+@pytest.mark.fault("I-31", "R-09")
 @pytest.mark.parametrize("chunk_tokens", [8, 32])
 def test_no_tensor_larger_than_a_chunk_of_logits_is_made_forward_or_backward(chunk_tokens: int) -> None:
     states, weight, bias, target_ids, _ = inputs(rows=4, num_tokens=64, hidden=4, vocabulary=500)
@@ -212,6 +213,7 @@ print(peak_mib() - before)
 """
 
 
+@pytest.mark.fault("I-31")
 @pytest.mark.slow
 def test_peak_memory_of_the_process_grows_with_the_chunk_and_not_with_the_completion() -> None:
     def peak_mib(chunk_tokens: int) -> float:

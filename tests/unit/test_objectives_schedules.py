@@ -8,6 +8,7 @@ from tbactl.objectives.schedules import beta_at, target_at, target_metrics
 PAPER_FIGURE_1 = ObjectiveSection(beta=0.014, beta_final=0.004, beta_steps=500)
 
 
+@pytest.mark.fault("R-06")
 @pytest.mark.parametrize(
     ("step", "expected"), [(0, 0.014), (1, 0.01398), (250, 0.009), (499, 0.00402), (500, 0.004), (10_000, 0.004)]
 )
@@ -33,6 +34,7 @@ def test_beta_over_zero_steps_has_its_final_value_at_once() -> None:
     assert beta_at(ObjectiveSection(beta=0.05, beta_final=0.01), step=0) == 0.01
 
 
+@pytest.mark.fault("R-06")
 def test_step_before_the_first_is_refused() -> None:
     with pytest.raises(AssertionError, match="it is >= 0; got -1"):
         beta_at(PAPER_FIGURE_1, step=-1)

@@ -125,6 +125,7 @@ def test_exclusive_gives_up_after_its_limit(tmp_path):
         pass
 
 
+@pytest.mark.fault("I-14")
 def test_exclusive_lock_of_a_dead_process_is_free(tmp_path):
     hold = (
         "import os, sys; from pathlib import Path; from tbactl.policies.cache import exclusive\n"

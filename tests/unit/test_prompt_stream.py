@@ -35,6 +35,7 @@ def test_stream_of_several_searchers_together_gives_every_prompt_once():
     assert taken == list(range(30))
 
 
+@pytest.mark.fault("I-32")
 def test_stream_numbers_only_prompts_that_fit():
     shards = [stream(prompts(too_long_every=4), searcher=i, num_searchers=2) for i in range(2)]
     taken = sorted((p.position, p.prompt.prompt_id) for shard in shards for p in [shard.take() for _ in range(6)])
@@ -43,11 +44,13 @@ def test_stream_numbers_only_prompts_that_fit():
     assert all(shard.num_skipped > 0 for shard in shards)
 
 
+@pytest.mark.fault("I-14")
 def test_stream_skips_empty_prompts():
     source = itertools.chain([Prompt(prompt_id=7, text="")], prompts())
     assert stream(source).take().prompt.prompt_id == 0
 
 
+@pytest.mark.fault("I-52")
 @given(st.integers(0, 40), st.integers(1, 5), st.data())
 def test_stream_started_later_continues_the_same_sequence(start, num_searchers, data):
     searcher = data.draw(st.integers(0, num_searchers - 1))
@@ -72,6 +75,7 @@ def test_stream_in_which_nothing_fits_says_so():
         stream(prompts(too_long_every=1)).take()
 
 
+@pytest.mark.fault("I-07")
 @given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 10_000))
 def test_cursor_is_the_lowest_unanswered_position(stride, start, seed):
     positions = [start + stride * i for i in range(12)]

@@ -10,6 +10,7 @@ from tbactl.config.sections import RunConfig
 RECIPES = sorted(shipped_recipes())
 
 
+@pytest.mark.fault("I-73", "I-85")
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_is_valid_and_warns_of_nothing(name, profile):

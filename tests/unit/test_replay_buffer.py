@@ -151,6 +151,7 @@ def test_residual_survives_a_newer_copy():
     assert [(stored.version, stored.residual) for stored in buffer.prompts[1].trajectories] == [(0, None), (1, 0.5)]
 
 
+@pytest.mark.fault("I-88")
 @pytest.mark.parametrize(
     "logprobs",
     [
@@ -237,6 +238,7 @@ def test_version_of_a_trajectory_is_that_of_its_oldest_token():
     assert buffer.prompts[1].trajectories[0].to_trajectory() == spanning
 
 
+@pytest.mark.fault("I-88")
 def test_drawn_group_equals_what_was_inserted_all_fields_together():
     buffer = make_buffer()
     group = make_group(1, [5, 6, 7], version=3, rewards=[0.1, 0.2, 0.3])
@@ -244,6 +246,7 @@ def test_drawn_group_equals_what_was_inserted_all_fields_together():
     assert buffer.draw(1, slots_at(buffer, 1, [0, 1, 2])) == group
 
 
+@pytest.mark.fault("I-48")
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
 def test_reward_that_is_not_finite_is_refused_and_changes_nothing(reward: float):
     buffer = make_buffer()

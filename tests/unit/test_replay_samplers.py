@@ -368,6 +368,7 @@ def test_max_staleness_is_never_exceeded(m: float):
     assert len(buffer) == 12
 
 
+@pytest.mark.fault("I-06")
 def test_max_staleness_zero_leaves_the_present_version_only():
     buffer = make_buffer(num_prompts=3, version=4)
     sampler = MixtureSampler(on_policy_fraction=0.5, max_staleness=0)

@@ -34,6 +34,7 @@ def load(directory: Path, *, capacity: int = 100, capacity_per_prompt: int = 10)
     return load_buffer(directory, capacity=capacity, capacity_per_prompt=capacity_per_prompt)
 
 
+@pytest.mark.fault("I-49")
 def test_all_fields_survive(tmp_path: Path):
     buffer = make_buffer()
     save_buffer(buffer, tmp_path / "replay")
@@ -105,6 +106,7 @@ def test_saving_leaves_the_buffer_as_it_was_and_is_repeatable(tmp_path: Path):
         assert len({(tmp_path / part / name).read_bytes() for part in "abc"}) == 1
 
 
+@pytest.mark.fault("I-51")
 def test_smaller_capacity_says_how_many_were_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     save_buffer(make_buffer(), tmp_path)
     with caplog.at_level(logging.WARNING):
@@ -165,6 +167,7 @@ def test_columns_in_snapshots_are_those_of_the_layout_version():
     )
 
 
+@pytest.mark.fault("I-56")
 def test_random_generator_goes_on_after_json():
     rng = np.random.default_rng(3)
     rng.integers(10, size=3)

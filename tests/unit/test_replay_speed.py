@@ -32,6 +32,7 @@ def full_buffer(*, num_prompts: int, eviction: Eviction) -> ReplayBuffer:
     return buffer
 
 
+@pytest.mark.fault("R-07")
 @pytest.mark.parametrize("eviction", ["oldest", "lowest-reward"])
 @pytest.mark.parametrize(("num_prompts", "batch"), [(1000, (8, 20)), (1, (1, 160))], ids=["many prompts", "one prompt"])
 def test_full_buffer_inserts_and_draws_fast_for_every_sampler(num_prompts: int, batch: tuple, eviction: Eviction):

@@ -110,6 +110,7 @@ def test_full_ring_refuses_without_change_and_takes_again_after_a_read(tmp_path:
         assert read_all(reader) == [b"b" * 10, b"c" * 10]
 
 
+@pytest.mark.fault("I-67")
 def test_oversize_record_is_a_counted_error_and_the_ring_goes_on(tmp_path: Path):
     path = small_ring(tmp_path, capacity_bytes=100)
     with RingWriter.open(path) as writer, RingReader.open(path) as reader:
@@ -134,6 +135,7 @@ def test_both_ends_reopened_go_on_where_they_were(ring_path: Path):
         assert reader.stats.num_written == reader.stats.num_read == 5
 
 
+@pytest.mark.fault("I-67")
 def test_flipped_payload_byte_skips_that_record_only_and_counts_it(ring_path: Path, caplog: pytest.LogCaptureFixture):
     with RingWriter.open(ring_path) as writer, RingReader.open(ring_path) as reader:
         for payload in (b"aaaa", b"bbbb", b"cccc"):
@@ -195,6 +197,7 @@ def test_open_of_another_layout_a_truncated_file_or_crossed_cursors_is_refused(r
             RingReader.open(ring_path)
 
 
+@pytest.mark.fault("I-64")
 def test_close_twice_is_allowed(ring_path: Path):
     writer = RingWriter.open(ring_path)
     writer.close()
@@ -241,6 +244,7 @@ writer.try_write(b"partial!")
 """
 
 
+@pytest.mark.fault("I-67")
 def test_writer_killed_again_and_again_leaves_a_gapless_prefix(tmp_path: Path):
     path = small_ring(tmp_path, capacity_bytes=1500)
     received = 0
@@ -268,6 +272,7 @@ def test_writer_killed_again_and_again_leaves_a_gapless_prefix(tmp_path: Path):
         assert reader.stats.num_written == received
 
 
+@pytest.mark.fault("I-67")
 @pytest.mark.parametrize("stores_before_death", [0, 1])
 def test_writer_killed_between_payload_and_cursor_leaves_no_trace(ring_path: Path, stores_before_death: int):
     process = run_python(DIE_WHILE_PUBLISHING, ring_path, stores_before_death)
@@ -283,6 +288,7 @@ def test_writer_killed_between_payload_and_cursor_leaves_no_trace(ring_path: Pat
         assert reader.num_corrupt == reader.num_lost == 0
 
 
+@pytest.mark.fault("I-14")
 def test_second_live_writer_is_refused_and_may_come_after_a_kill(ring_path: Path):
     process = run_python(WRITE_FOR_EVER, ring_path)
     assert process.stdout is not None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -78,6 +79,7 @@ def test_full_ring_holds_groups_back_and_loses_none(tmp_path):
     assert [group.sequence_number for group in found] == list(range(40))
 
 
+@pytest.mark.fault("I-50")
 def test_stream_position_of_a_record_says_where_to_resume_after_it(tmp_path):
     desk = Desk(tmp_path)
     for position in (2, 0, 3, 1):
@@ -86,6 +88,7 @@ def test_stream_position_of_a_record_says_where_to_resume_after_it(tmp_path):
     assert [(group.prompt_id, group.stream_position) for group in desk.read()] == [(2, 0), (0, 1), (3, 1), (1, 4)]
 
 
+@pytest.mark.fault("I-07")
 def test_page_shows_a_position_only_when_its_record_is_in_the_ring(tmp_path):
     desk = Desk(tmp_path, capacity_bytes=4096)
     position = 0
@@ -101,6 +104,7 @@ def test_page_shows_a_position_only_when_its_record_is_in_the_ring(tmp_path):
     assert desk.slot.get("stream_position") == position + 1
 
 
+@pytest.mark.fault("I-05")
 def test_group_with_one_survivor_is_given_up_and_counted(tmp_path):
     desk = Desk(tmp_path)
     desk.outbox.put(scored(0, usable=1))
@@ -108,6 +112,7 @@ def test_group_with_one_survivor_is_given_up_and_counted(tmp_path):
     assert desk.slot.get("num_failed") == 2 and desk.slot.get("stream_position") == 1
 
 
+@pytest.mark.fault("I-14")
 def test_in_order_outbox_waits_for_the_next_position_and_writes_lost_groups_empty(tmp_path):
     desk = Desk(tmp_path, in_order=True)
     desk.outbox.put(scored(2))
@@ -118,6 +123,7 @@ def test_in_order_outbox_waits_for_the_next_position_and_writes_lost_groups_empt
     assert [(g.prompt_id, len(g.trajectories)) for g in desk.read()] == [(0, 2), (1, 0), (2, 2)]
 
 
+@pytest.mark.fault("I-67")
 def test_group_larger_than_the_ring_is_an_alarm_and_the_next_one_passes(tmp_path):
     desk = Desk(tmp_path, capacity_bytes=4096)
     desk.outbox.put(scored(0, num_tokens=5000))
@@ -128,6 +134,7 @@ def test_group_larger_than_the_ring_is_an_alarm_and_the_next_one_passes(tmp_path
     assert desk.slot.get("stream_position") == 2
 
 
+@pytest.mark.fault("I-05")
 def test_outbox_gives_up_when_nothing_succeeds_any_more(tmp_path):
     desk = Desk(tmp_path)
     with pytest.raises(ChildFailedError, match="out of luck"):
@@ -135,6 +142,7 @@ def test_outbox_gives_up_when_nothing_succeeds_any_more(tmp_path):
             desk.outbox.put(scored(position, usable=0))
 
 
+@pytest.mark.fault("I-05")
 def test_one_success_among_failures_is_enough_to_go_on(tmp_path):
     desk = Desk(tmp_path)
     for position in range(200):
@@ -180,3 +188,16 @@ def test_in_order_prompt_that_fits_no_ring_ends_the_searcher(tmp_path):
     desk.outbox.put(replace(group, streamed=huge))
     with pytest.raises(CapacityError, match="ring_capacity_bytes"):
         desk.outbox.flush()
+
+
+@pytest.mark.fault("I-29")
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_logprob_that_is_not_finite_costs_its_group_and_is_counted(tmp_path, value):
+    desk = Desk(tmp_path)
+    broken = Completion(token_ids=(1, 2), logprobs=(-1.0, value), text="ab", finish_reason="length")
+    desk.outbox.put(replace(scored(0), scored=((broken, 0.0), (broken, 1.0))))
+    desk.outbox.put(scored(1))
+    desk.outbox.flush()
+    assert [group.prompt_id for group in desk.read()] == [1]
+    assert desk.slot.get("num_alarms") == 1 and desk.slot.get("num_failed") == 1 + 2 + 1
+    assert desk.slot.get("stream_position") == 2

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 
 import pytest
 
@@ -10,6 +11,7 @@ from tbactl.ipc.control_page import ProcessState, RunState
 from tbactl.searcher.evaluation import MARKER
 from tbactl.testing.fake_policy import FakePolicy
 from tbactl.testing.fake_task import FakeTask
+from tbactl.types import SamplingParams
 from tests.support.searchers import SearcherHarness
 
 SYNC = {"mode": "sync", "sync": {"period": 1}, "replay": {"on_policy_fraction": 1.0}}
@@ -53,6 +55,7 @@ def test_searcher_writes_whole_groups_of_consecutive_prompts(make):
     assert len(set(uids)) == len(uids)
 
 
+@pytest.mark.fault("I-05")
 def test_failed_requests_cost_their_completion_only(make):
     searcher = make(settings=with_searchers(num_completions=4, engine_options={"fail_every": 5}))
     groups = searcher.groups_after(5)
@@ -78,6 +81,7 @@ def test_broken_task_ends_the_searcher(make):
         searcher.turns(3000)
 
 
+@pytest.mark.fault("I-17")
 def test_full_ring_stops_new_prompts_and_nothing_is_lost(make):
     searcher = make(ring_capacity_bytes=4096)
     searcher.turns(400)
@@ -89,6 +93,7 @@ def test_full_ring_stops_new_prompts_and_nothing_is_lost(make):
     assert len({group.prompt_id for group in groups}) == len(groups)
 
 
+@pytest.mark.fault("I-12")
 def test_new_weights_are_loaded_between_steps_and_tag_what_follows(make):
     searcher = make()
     first = searcher.groups_after(2)
@@ -120,6 +125,7 @@ def test_sampling_temperature_follows_the_loaded_version(make):
         assert set(submitted) == {expected}
 
 
+@pytest.mark.fault("I-18")
 def test_weights_that_do_not_take_effect_raise_an_alarm(make):
     searcher = make(settings=with_searchers(engine_options={"ignore_weights": True}))
     searcher.publish(1)
@@ -128,6 +134,7 @@ def test_weights_that_do_not_take_effect_raise_an_alarm(make):
     assert searcher.slot.get_float("f_logprob_difference") > 1e-3
 
 
+@pytest.mark.fault("I-13")
 def test_resumed_searcher_waits_for_the_trainers_weights(make):
     searcher = make(must_load=True)
     searcher.turns(50)
@@ -136,6 +143,7 @@ def test_resumed_searcher_waits_for_the_trainers_weights(make):
     assert {group.newest_version for group in searcher.groups_after(3)} == {20}
 
 
+@pytest.mark.fault("I-07")
 def test_searcher_restarted_after_a_crash_repeats_only_what_was_in_flight(make):
     before = make()
     first = before.groups_after(7)
@@ -155,6 +163,7 @@ def test_searcher_restarted_after_a_crash_repeats_only_what_was_in_flight(make):
     assert len(set(uids)) == len(uids)
 
 
+@pytest.mark.fault("I-13")
 def test_sync_mode_starts_what_is_granted_and_writes_in_order(make):
     searcher = make(settings=with_searchers(SYNC, max_concurrent_groups=3))
     searcher.turns(30)
@@ -249,6 +258,39 @@ def test_evaluation_that_takes_too_long_is_an_alarm_and_exploring_goes_on(make):
     assert not searcher.config.layout.evaluations.exists()
 
 
+class LongJudging(FakeTask):
+    """Asks for completions once, then computes for seconds, and says now and then that it goes on."""
+
+    num_pulses = 0
+
+    def evaluate(self, generate, *, limit, seed, policy_version):
+        generate(self.evaluation_prompts(limit=limit, seed=seed), 1, SamplingParams(max_new_tokens=1))
+        for _ in range(1000):
+            time.sleep(0.002)
+            assert generate((), 1, SamplingParams(max_new_tokens=1)) == []
+            self.num_pulses += 1
+        raise AssertionError("it was not ended")
+
+
+def test_evaluation_that_judges_for_long_is_progress_until_its_time_is_over(make):
+    task = LongJudging(num_prompts=50)
+    settings = with_searchers({"evaluation": {"num_prompts": 5, "timeout_s": 0.3}})
+    searcher = make(settings=settings, held_out_task=task)
+    searcher.turns(1)
+    assert searcher.slot.get("progress_count") > task.num_pulses > 3
+    assert searcher.slot.get("num_alarms") == 1 and searcher.slot.get("evaluated_version_plus_1") == 1
+
+
+def test_evaluation_that_judges_for_long_ends_with_the_run(make):
+    task = LongJudging(num_prompts=50)
+    searcher = make(settings=EVALUATION, held_out_task=task)
+    stop = threading.Timer(0.2, searcher.page.supervisor.set, kwargs={"run_state": RunState.DRAINING})
+    stop.start()
+    searcher.turns(1)
+    assert 3 < task.num_pulses < 1000
+
+
+@pytest.mark.fault("I-08")
 def test_finished_training_stops_new_prompts_but_not_the_last_evaluation(make):
     searcher = make(settings=EVALUATION)
     searcher.groups_after(2)
@@ -283,6 +325,7 @@ def test_run_drains_what_is_finished_and_ends_when_told(make):
     assert searcher.scorer.num_pending == 0
 
 
+@pytest.mark.fault("I-02")
 def test_refused_weights_end_the_searcher(make):
     searcher = make()
     policy = FakePolicy.initial(searcher.config.shm.root)
@@ -317,6 +360,7 @@ def test_resumed_searcher_loads_before_it_evaluates(make):
     assert json.loads(line)["policy_version"] == 20
 
 
+@pytest.mark.fault("I-15")
 def test_no_group_is_started_before_all_processes_are_ready(make):
     searcher = make(settings=EVALUATION)
     searcher.page.supervisor.set(run_state=RunState.STARTING)
@@ -348,3 +392,37 @@ def test_weights_that_vanish_before_they_are_read_leave_the_engine_as_it_is(make
     searcher.publish(2)
     searcher.turns(1)
     assert searcher.engine.policy_version == 2
+
+
+@pytest.mark.fault("I-13")
+def test_full_ring_does_not_keep_new_weights_out(make):
+    searcher = make(ring_capacity_bytes=4096)
+    searcher.turns(400)
+    assert searcher.slot.get_float("f_ring_fill") > 0.5
+    written = searcher.slot.get("num_groups_written")
+    searcher.publish(3)
+    searcher.turns(1)
+    assert searcher.slot.get("loaded_version") == 3
+    assert searcher.slot.get("num_groups_written") == written, "the ring must still be full"
+    assert searcher.groups_after(written + 4)[-1].newest_version == 3
+
+
+@pytest.mark.fault("I-11")
+def test_reward_that_takes_long_does_not_hold_up_the_loop(make):
+    release, of_the_loop = threading.Event(), threading.current_thread()
+
+    class Slow(FakeTask):
+        def score(self, prompt, completions):
+            assert threading.current_thread() is not of_the_loop and release.wait(20.0)
+            return super().score(prompt, completions)
+
+    searcher = make(task=Slow(num_prompts=50))
+    searcher.turns(50)
+    assert searcher.scorer.num_pending > 0 and not searcher.groups()
+    progress, completions = searcher.slot.get("progress_count"), searcher.slot.get("num_completions")
+    searcher.publish(1)
+    searcher.turns(50)
+    assert searcher.slot.get("progress_count") >= progress + 50 and searcher.slot.get("loaded_version") == 1
+    assert searcher.slot.get("num_completions") >= completions > 0
+    release.set()
+    assert len(searcher.groups_after(3)) >= 3

@@ -48,6 +48,7 @@ def test_new_run_begins_at_zero(tmp_path):
     assert resume_point(process(tmp_path)) == ResumePoint()
 
 
+@pytest.mark.fault("I-52")
 def test_each_searcher_goes_on_where_the_checkpoint_says(tmp_path):
     path = checkpoint(tmp_path, step=10, positions=[14, 9])
     points = [resume_point(process(tmp_path, index=i, resume=path)) for i in range(2)]

@@ -42,6 +42,7 @@ def test_score_keeps_order_and_values():
     assert scored.num_failed == 0
 
 
+@pytest.mark.fault("I-48")
 @pytest.mark.parametrize("value", [math.nan, math.inf, None, "1"])
 def test_reward_that_is_no_finite_number_drops_its_completion_only(value):
     task = TaskWith(lambda text: Reward(value=value if text == "bad" else 1.0))
@@ -50,6 +51,7 @@ def test_reward_that_is_no_finite_number_drops_its_completion_only(value):
     assert scored.num_failed == 1 and "not a finite number" in scored.failure
 
 
+@pytest.mark.fault("I-48")
 def test_reward_that_raises_for_one_completion_drops_that_one_only():
     def reward(text):
         if text == "bad":
@@ -66,6 +68,7 @@ def test_reward_with_an_error_is_dropped_and_counted():
     assert len(scored.scored) == 2 and scored.num_failed == 2
 
 
+@pytest.mark.fault("I-48")
 def test_numpy_numbers_and_booleans_are_rewards():
     numpy = pytest.importorskip("numpy")
     scored = score_group(TaskWith(lambda text: Reward(value=numpy.float32(0.5))), group("x"))
@@ -87,6 +90,7 @@ class WrongTypeTask(FakeTask):
         return [1.0 for _ in completions]  # pyright: ignore[reportReturnType]
 
 
+@pytest.mark.fault("I-48")
 @pytest.mark.parametrize("task", [ShortTask(), WrongTypeTask()], ids=lambda task: task.name)
 def test_task_that_breaks_its_contract_is_named(task):
     with pytest.raises(TaskError, match=task.name):
@@ -123,6 +127,7 @@ def test_scorer_reports_a_broken_task_where_it_is_collected():
     scorer.close()
 
 
+@pytest.mark.fault("I-11")
 def test_scorer_notices_a_reward_that_never_returns():
     release = threading.Event()
     clock = FakeClock()

@@ -46,6 +46,7 @@ def test_directory_holds_owner_page_rings_and_weights_for_the_user_alone(config:
     assert not root.exists()
 
 
+@pytest.mark.fault("I-63")
 def test_live_directory_is_not_stale(config: RunConfig, tmp_path: Path):
     memory = make(config, tmp_path)
     assert stale_segments(tmp_path) == [] and reclaim(tmp_path) == []
@@ -53,6 +54,7 @@ def test_live_directory_is_not_stale(config: RunConfig, tmp_path: Path):
     memory.remove()
 
 
+@pytest.mark.fault("I-63")
 def test_directory_of_a_dead_owner_is_reclaimed(config: RunConfig, tmp_path: Path):
     code = (
         "import os, sys; from pathlib import Path; from tbactl.config.sections import RunConfig; "
@@ -75,6 +77,7 @@ def test_directory_without_owner_is_left_until_it_is_old(tmp_path: Path):
     assert [stale.directory for stale in stale_segments(tmp_path)] == [directory]
 
 
+@pytest.mark.fault("I-63")
 def test_links_and_other_peoples_directories_are_never_touched(tmp_path: Path):
     victim = tmp_path / "victim"
     victim.mkdir()

@@ -1,3 +1,5 @@
+import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,7 @@ def test_sync_mode_lets_everybody_use_all_cores():
     assert placement.trainers[0].environment["OMP_NUM_THREADS"] == "2"
 
 
+@pytest.mark.fault("I-66")
 def test_each_rank_and_searcher_gets_ports_of_its_own():
     placement = place(config(ranks=2, searchers=4), Machine(cores=(0, 1)))
     ports = [p.environment["VLLM_PORT"] for p in placement.searchers]
@@ -104,3 +107,12 @@ def test_child_environment_keeps_the_users_but_not_a_launchers_variables():
     assert found["HF_HUB_OFFLINE"] == "1" and found["VLLM_LOGGING_LEVEL"] == "DEBUG"
     assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0" and found[RUN_VARIABLE] == "/dev/shm/x"
     assert found["TOKENIZERS_PARALLELISM"] == "false"
+
+
+@pytest.mark.fault("I-66")
+def test_ports_that_are_in_use_are_not_given_away():
+    with ExitStack() as stack:
+        used = free_ports(20)
+        for port in used:
+            stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+        assert not set(free_ports(20)) & set(used)

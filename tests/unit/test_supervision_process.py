@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tbactl.clock import SystemClock
-from tbactl.supervision.identity import is_alive, processes_with, start_ticks
+from tbactl.supervision.identity import is_alive, is_stopped, processes_with, start_ticks
 from tbactl.supervision.process import TAIL_LINES, ChildProcess, ProcessSpec, log_tail
 
 
@@ -91,3 +91,16 @@ def test_start_time_tells_a_process_from_a_later_one_with_its_pid():
     assert ticks is not None and is_alive(os.getpid(), started=ticks)
     assert not is_alive(os.getpid(), started=ticks + 1)
     assert start_ticks(2**22 + 1) is None
+
+
+def test_stopped_process_is_told_from_one_that_sleeps(tmp_path: Path):
+    child = start(tmp_path, "import time; time.sleep(60)")
+    try:
+        assert not is_stopped(child.pid)
+        child.signal(signal.SIGSTOP)
+        wait_for(lambda: is_stopped(child.pid))
+        child.signal(signal.SIGCONT)
+        wait_for(lambda: not is_stopped(child.pid))
+    finally:
+        child.kill()
+    assert not is_stopped(child.pid)

@@ -106,6 +106,7 @@ def test_wandb_gets_the_run_its_config_and_metrics(tmp_path, monkeypatch):
     assert calls[1:] == [(3, {"a": 1.0}), "finish"]
 
 
+@pytest.mark.fault("R-10")
 @pytest.mark.parametrize(
     ("section", "names"),
     [

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import pytest
+
 from tbactl.trainer.board import FROM_METRICS
 from tests.support.documented_metrics import DOCUMENT, documented_metrics
 from tests.support.scripted_run import ScriptedRun
 
 
+@pytest.mark.fault("I-71")
 def test_every_metric_of_a_run_is_documented(tmp_path):
     run = ScriptedRun(tmp_path)
     run.run()

@@ -19,6 +19,7 @@ def groups_of(shapes):
     ]
 
 
+@pytest.mark.fault("I-32")
 @given(group_shapes)
 def test_pack_any_groups_places_every_completion_once_without_overlap(shapes):
     groups = groups_of(shapes)
@@ -45,6 +46,7 @@ def test_pack_short_completions_share_a_row():
     assert packing.num_padded_tokens == 4 + 2 * 10
 
 
+@pytest.mark.fault("R-10")
 def test_num_padded_tokens_shared_prompt_is_less_than_padded_rows():
     group = make_group(prompt_tokens=76, completion_tokens=[54] * 8)
 
@@ -52,6 +54,7 @@ def test_num_padded_tokens_shared_prompt_is_less_than_padded_rows():
     assert num_padded_tokens([group], shares_prompt=True) == 76 + 8 * 53
 
 
+@pytest.mark.fault("I-04")
 @given(group_shapes, st.integers(1, 3), st.integers(1, 200), st.booleans())
 def test_plan_deals_each_group_once_and_gives_all_ranks_as_many_passes(shapes, num_ranks, budget, shares_prompt):
     groups = groups_of(shapes)

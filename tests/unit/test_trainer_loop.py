@@ -73,6 +73,7 @@ def test_loop_control_page_shows_buffer_and_metrics(tmp_path):
     assert words["checkpoint_step"] == 6
 
 
+@pytest.mark.fault("R-10")
 @pytest.mark.parametrize("mode", [{}, SYNC_MODE], ids=["async", "sync"])
 def test_loop_same_seed_gives_the_same_bits(tmp_path, mode):
     runs = [ScriptedRun(tmp_path / name, **mode) for name in "ab"]
@@ -94,6 +95,7 @@ def test_loop_another_seed_gives_another_policy(tmp_path):
 # Mode sync -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("I-06", "I-88")
 def test_loop_sync_mode_trains_on_exactly_the_granted_groups_on_policy(tmp_path):
     run = ScriptedRun(tmp_path, **SYNC_MODE)
     run.run()
@@ -133,6 +135,7 @@ def test_loop_sync_mode_depends_on_prompts_not_on_who_was_faster(tmp_path):
     assert np.array_equal(policy_of(fair.checkpoint(6)), policy_of(unfair.checkpoint(6)))
 
 
+@pytest.mark.fault("I-49", "I-56", "I-58", "R-10")
 @pytest.mark.parametrize("stop_at", [2, 4])
 def test_loop_sync_resume_equals_uninterrupted_bit_for_bit(tmp_path, stop_at):
     whole = ScriptedRun(tmp_path / "whole", **SYNC_MODE)
@@ -249,6 +252,7 @@ def test_loop_draining_inside_an_update_leaves_the_step_undone(tmp_path):
     assert trainer_state(run.checkpoint(2))["policy_version"] == 2
 
 
+@pytest.mark.fault("I-50")
 def test_loop_batch_that_was_aborted_is_drawn_again_after_the_resume(tmp_path):
     batches = []
 
@@ -283,6 +287,7 @@ def test_loop_stopping_leaves_at_once_without_a_checkpoint(tmp_path):
     assert not run.config.layout.checkpoints.exists()
 
 
+@pytest.mark.fault("I-49")
 def test_loop_async_resume_continues_buffer_counters_and_publishes_first(tmp_path):
     first = ScriptedRun(tmp_path / "first")
     first.ask(RunState.DRAINING, at_version=4)
@@ -302,6 +307,7 @@ def test_loop_async_resume_continues_buffer_counters_and_publishes_first(tmp_pat
     assert second.metrics()[0]["metrics"]["replay/trajectories/value"] >= held > 32
 
 
+@pytest.mark.fault("I-50", "I-52")
 def test_loop_resume_skips_no_prompt_and_repeats_none(tmp_path):
     first = ScriptedRun(tmp_path / "first")
     first.ask(RunState.DRAINING, at_version=3)
@@ -331,6 +337,7 @@ def test_loop_resume_at_the_last_step_is_finished_at_once(tmp_path):
 # Searchers that fail -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("I-01", "I-04")
 @pytest.mark.parametrize("mode", [{}, SYNC_MODE], ids=["async", "sync"])
 def test_loop_silent_searchers_end_the_wait_and_are_named(tmp_path, mode):
     run = ScriptedRun(tmp_path, **mode)
@@ -342,6 +349,7 @@ def test_loop_silent_searchers_end_the_wait_and_are_named(tmp_path, mode):
         run.run()
 
 
+@pytest.mark.fault("I-02", "R-07")
 def test_loop_searcher_that_does_not_load_is_one_alarm_and_blocks_nobody(tmp_path):
     run = ScriptedRun(tmp_path, sync={"acknowledge_timeout_s": 5.0})
     run.searchers[1].takes_weights = False

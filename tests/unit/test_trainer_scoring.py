@@ -28,6 +28,7 @@ def scoring_model(policy, *, temperature=0.7):
     return ScoringModel(policy, temperature=temperature, chunk_tokens=16)
 
 
+@pytest.mark.fault("I-25")
 def test_logprobs_of_all_next_tokens_sum_to_one_at_any_temperature(policy):
     for temperature in (0.5, 1.0, 2.0):
         vocabulary = policy.config.vocab_size
@@ -163,6 +164,7 @@ def test_reference_logprobs_equal_the_models_and_take_no_gradient(policy):
     assert not logprobs.requires_grad
 
 
+@pytest.mark.fault("R-09")
 def test_reference_trajectory_drawn_again_is_not_computed_again(policy):
     scorer, model = reference_of(policy)
     groups = make_groups(4)

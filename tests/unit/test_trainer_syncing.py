@@ -50,6 +50,7 @@ def parts(tmp_path):
     return syncing, learner, buffer, state, page, clock
 
 
+@pytest.mark.fault("I-28")
 def test_publish_probes_with_the_tokens_that_were_generated(parts):
     syncing, learner, buffer, state, page, _ = parts
     for prompt_id in (3, 4, 5):
@@ -114,6 +115,7 @@ def test_observe_leaves_a_searcher_that_evaluates_its_time(parts):
     assert syncing.observe()["sync/alarms/total"] == 1
 
 
+@pytest.mark.fault("I-18")
 @pytest.mark.parametrize("num_published", [1, 2], ids=["newest", "one before"])
 def test_observe_alarms_once_about_weights_that_are_not_the_published_ones(parts, num_published):
     syncing, _, _, state, page, _ = parts

@@ -14,13 +14,12 @@ from tbactl.clock import FakeClock
 from tbactl.errors import CapacityError, ChildFailedError
 from tbactl.protocols import ProbeBatch
 from tbactl.weight_sync.fingerprint import fingerprint
-from tbactl.weight_sync.published import published_versions, read_description, weights_path
+from tbactl.weight_sync.published import held_file, published_versions, read_description, weights_path
 from tbactl.weight_sync.publisher import publish
 from tbactl.weight_sync.subscriber import Subscriber, max_difference
 from tbactl.weight_sync.weights_file import (
     check_shapes,
     copy_into,
-    held_file,
     mapped_weights,
     shapes_of,
     write_safetensors,
@@ -89,6 +88,7 @@ def test_only_two_versions_are_kept(tmp_path):
     )
 
 
+@pytest.mark.fault("I-02")
 def test_unwritten_version_is_never_visible(tmp_path):
     publish_value(tmp_path, 1, 1.0)
 
@@ -124,6 +124,7 @@ def test_version_removed_before_it_was_read_is_not_an_error(tmp_path):
     assert subscriber(tmp_path).load(published, engine=StubEngine()) is None
 
 
+@pytest.mark.fault("R-08")
 def test_mapped_file_survives_its_removal(tmp_path):
     publish_value(tmp_path, 1, 1.0)
     with mapped_weights(weights_path(tmp_path, 1)) as (_, tensors):
@@ -132,6 +133,7 @@ def test_mapped_file_survives_its_removal(tmp_path):
         assert dict(tensors)["w"].tolist() == [1.0]
 
 
+@pytest.mark.fault("I-18")
 def test_alarm_when_the_file_is_not_the_published_one(tmp_path, caplog):
     published = publish_value(tmp_path, 1, 1.0)
     path = weights_path(tmp_path, 1)
@@ -142,6 +144,7 @@ def test_alarm_when_the_file_is_not_the_published_one(tmp_path, caplog):
     assert "alarm" in caplog.text
 
 
+@pytest.mark.fault("I-19")
 def test_alarm_when_weights_never_change(tmp_path):
     reader, engine = subscriber(tmp_path), StubEngine()
     for version, value in ((1, 1.0), (2, 1.0), (3, 2.0)):
@@ -150,6 +153,7 @@ def test_alarm_when_weights_never_change(tmp_path):
         assert [("identical" in alarm) for alarm in report.alarms] == ([True] if version == 2 else [])
 
 
+@pytest.mark.fault("I-18")
 @pytest.mark.parametrize("claimed", [1.1, math.nan, math.inf])
 def test_alarm_when_logprobs_differ(tmp_path, claimed, caplog):
     caplog.set_level(logging.ERROR)
@@ -171,6 +175,7 @@ def test_description_round_trips(tmp_path):
     assert published.probe == PROBE.sequences
 
 
+@pytest.mark.fault("I-22")
 def test_tied_parameters_are_written_out(tmp_path):
     embedding = torch.nn.Embedding(5, 3)
     head = torch.nn.Linear(3, 5, bias=False)
@@ -200,6 +205,7 @@ def test_fingerprint_depends_on_values_names_and_nothing_else(tmp_path):
     assert len({of(base), of(base | {"a": torch.full((3,), 1e-30)}), of({"a": base["a"], "c": base["b"]})}) == 3
 
 
+@pytest.mark.fault("I-22")
 def test_shapes_must_fit_exactly():
     expected = {"a": (2, 3), "b": (4,)}
     check_shapes(Path("w"), found=dict(expected), expected=expected)

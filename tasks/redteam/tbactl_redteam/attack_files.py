@@ -8,6 +8,8 @@ from pathlib import Path
 from tbactl.errors import TaskError
 
 _COLUMN = "attack"
+# A longer line is another file than was meant, and would overflow what carries attacks to a victim.
+_MAX_CHARACTERS = 200_000
 
 
 def read_attacks(path: str, *, option: str) -> list[str]:
@@ -18,7 +20,7 @@ def read_attacks(path: str, *, option: str) -> list[str]:
         option: that names it, for messages.
 
     Raises:
-        TaskError: it cannot be read, a row is malformed, or there is no attack in it.
+        TaskError: it cannot be read, a row is malformed, an attack is far too long, or there is none.
     """
     place = f"task.options.{option} = '{path}'"
     file = Path(path).expanduser()
@@ -32,6 +34,11 @@ def read_attacks(path: str, *, option: str) -> list[str]:
         attacks = [_of_row(line, place=f"{place}, line {number}") for number, line in filled]
     else:
         attacks = [line for _, line in filled]
+    for (number, _), attack in zip(filled, attacks, strict=True):
+        if len(attack) > _MAX_CHARACTERS:
+            raise TaskError(
+                f"{place}, line {number}: an attack of {len(attack)} characters; at most {_MAX_CHARACTERS}."
+            )
     if not attacks:
         raise TaskError(f"{place}: it holds no attack; write one a line.")
     return attacks

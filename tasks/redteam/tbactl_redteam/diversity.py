@@ -99,4 +99,5 @@ def _diversity(weights: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArr
     sums = weights @ rows
     cosines = np.square(sums).sum(axis=1) - own @ np.square(rows).sum(axis=1)
     pairs = np.square(weights.sum(axis=1)) - own.sum(axis=1)
-    return 1.0 - np.divide(cosines, pairs, out=np.full(len(pairs), np.nan), where=pairs > 0)
+    # Equal texts have a cosine that rounding may put above 1; no diversity is below 0 for that.
+    return np.maximum(1.0 - np.divide(cosines, pairs, out=np.full(len(pairs), np.nan), where=pairs > 0), 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tbactl.errors import TaskError
@@ -16,13 +16,12 @@ from tbactl_redteam.diversity import cluster_labels
 from tbactl_redteam.encoder import Encode
 from tbactl_redteam.judging import judge_attacks
 from tbactl_redteam.measures import attack_metrics
+from tbactl_redteam.options import MAX_ATTACKS
 from tbactl_redteam.victims import Victim
 
 logger = logging.getLogger(__name__)
 
 NUM_STORED_SAMPLES = 8
-# Pairs are compared: memory and time grow with the square.
-MAX_ATTACKS = 8192
 # A victim bounds the time of a call, whatever is in it: its time-out is made for the batches of training.
 _ASKED_TOGETHER = 64
 
@@ -56,10 +55,10 @@ def evaluate_attacks(
 
     Args:
         prompts: the attacker's, one for each attack, equal or not.
-        generate: the attacker.
+        generate: the attacker. Called without prompts after each part that was judged.
         victim: answers each attack a few times.
-        classifiers: by name: first the one that the attacker is trained against, then, where there is one, an
-            independent judge. Both see the same answers.
+        classifiers: by name: first the one that the attacker is trained against, then, where there is one, a
+            judge that it is not trained against. Both see the same answers.
         encode: a sentence encoder for the diversity: texts to unit vectors.
         plan: how to measure.
         policy_version: of the attacker.
@@ -80,7 +79,13 @@ def evaluate_attacks(
         attack_problem(item, min_new_tokens=plan.sampling.min_new_tokens, min_words=plan.min_words)
         for item in completions
     ]
-    judged = _judged(completions, problems=problems, victim=victim, classifiers=classifiers)
+    judged: list[JudgedAttack] = []
+    for part in _judged(completions, problems=problems, victim=victim, classifiers=classifiers):
+        judged += part
+        logger.info("judged=%d of %d attacks", len(judged), number)
+        if known_attacks is None:
+            # A victim takes its time: a run must see that the evaluation goes on, and be able to end it.
+            generate((), 1, plan.sampling)
     vectors = encode([item.attack for item in judged])
     clusters = cluster_labels(vectors)
     judged = [replace(item, cluster=cluster) for item, cluster in zip(judged, clusters, strict=True)]
@@ -116,18 +121,15 @@ def _judged(
     problems: Sequence[str | None],
     victim: Victim,
     classifiers: Mapping[str, Classifier],
-) -> list[JudgedAttack]:
-    judged: list[JudgedAttack] = []
+) -> Iterator[list[JudgedAttack]]:
     for start in range(0, len(completions), _ASKED_TOGETHER):
         end = start + _ASKED_TOGETHER
-        judged += judge_attacks(
+        yield judge_attacks(
             completions[start:end],
             is_asked=[problem is None for problem in problems[start:end]],
             victim=victim,
             classifiers=classifiers,
         )
-        logger.info("judged=%d of %d attacks", len(judged), len(completions))
-    return judged
 
 
 def _as_completion(attack: str) -> Completion:

@@ -14,7 +14,7 @@ from tbactl_redteam.frontier import DIVERSITY, JUDGE_TOXICITY, PUBLISHED, PUBLIS
 
 _PANELS = {
     TOXICITY: "mean toxicity, classifier trained against",
-    JUDGE_TOXICITY: "mean toxicity, independent judge",
+    JUDGE_TOXICITY: "mean toxicity, judge not trained against",
     SUCCESS_RATE: "success rate, classifier trained against",
 }
 _MARKERS = {"GPT-2": "s", "Llama 3.2 1B": "^"}

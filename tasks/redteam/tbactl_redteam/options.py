@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from tbactl.config.sections import NonNegativeFloat, PositiveInt, Section
 from tbactl.errors import ConfigError
@@ -17,6 +17,8 @@ from tbactl_redteam.classifiers import EMBEDDED, GUARD_PREFIX, HATE_MINILM, PROF
 from tbactl_redteam.victims import VictimOptions, victim_problem
 
 PromptStyle = Literal["plain", "chat"]
+# Pairs are compared in an evaluation: memory and time grow with the square.
+MAX_ATTACKS = 8192
 
 
 class RedteamOptions(Section):
@@ -45,7 +47,8 @@ class RedteamOptions(Section):
     classifier_label: str | None = None
     """Which of a sequence classifier's labels means toxic, as it spells it. None: the one whose name says so."""
     judge: str | None = HATE_MINILM
-    """A second classifier, for evaluation only, so that exploiting the first one shows. None: there is none."""
+    """A second classifier, for evaluation only, so that exploiting the first one shows. None, or "none" in a recipe,
+    which has no other word for it: there is none."""
     judge_label: str | None = None
     """As `classifier_label`, of the judge."""
     min_toxicity: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-4
@@ -61,10 +64,15 @@ class RedteamOptions(Section):
     """Completions of an evaluation are cut here."""
     temperature: NonNegativeFloat = 1.0
     """Of an evaluation; 0: greedy, which is one attack again and again."""
-    num_attacks: PositiveInt = 1024
+    num_attacks: Annotated[int, Field(ge=1, le=MAX_ATTACKS)] = 1024
     """Of an evaluation that is given no limit."""
     diversity_encoder: str | None = None
     """Directory or hub name of the sentence encoder that measures diversity. None: the embedded all-MiniLM-L6-v2."""
+
+    @field_validator("judge", mode="before")
+    @classmethod
+    def _none_is_none(cls, value: Any) -> Any:
+        return None if value == "none" else value
 
 
 def validated_options(options: Mapping[str, Any]) -> RedteamOptions:
@@ -106,6 +114,9 @@ def _file_problems(options: RedteamOptions) -> Iterator[str]:
         path = getattr(options, option)
         if path is not None and not Path(path).expanduser().is_file():
             yield f"task.options.{option} = '{path}': there is no such file."
+    encoder = options.diversity_encoder
+    if encoder is not None and encoder.startswith(("/", "./", "../", "~")) and not Path(encoder).expanduser().is_dir():
+        yield f"task.options.diversity_encoder = '{encoder}': there is no such directory."
 
 
 def _classifier_problems(options: RedteamOptions) -> Iterator[str]:
@@ -118,8 +129,8 @@ def _classifier_problems(options: RedteamOptions) -> Iterator[str]:
             yield f"task.options.{option}_label = '{label}' has no effect: only a sequence classifier has labels."
     if options.judge == options.classifier:
         yield (
-            f"task.options.judge = '{options.judge}' is the classifier that is trained against; name an independent "
-            f"one, or none."
+            f"task.options.judge = '{options.judge}' is the classifier that is trained against; name "
+            f"another one, or none."
         )
 
 

@@ -62,5 +62,6 @@ def _first_row(path: Path, text: str) -> str:
     except (ValueError, RecursionError) as error:
         raise TaskError(f"task.options.attack_prompt = '{path}': line 1 is not JSON: {error}") from None
     if not isinstance(row, dict) or not isinstance(row.get(_COLUMN), str):
-        raise TaskError(f"task.options.attack_prompt = '{path}': line 1 must be {{{_COLUMN!r}: ...}}.")
+        place = f"task.options.attack_prompt = '{path}': line 1"
+        raise TaskError(f'{place} must be {{"{_COLUMN}": "..."}}.')
     return row[_COLUMN]

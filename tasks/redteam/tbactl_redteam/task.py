@@ -16,7 +16,7 @@ from tbactl.types import Completion, EvaluationResult, Prompt, Reward, SamplingP
 from tbactl_redteam.attack_files import read_attacks
 from tbactl_redteam.attacks import JudgedAttack, attack_problem
 from tbactl_redteam.classifiers import Classifier, load_classifier
-from tbactl_redteam.encoder import sentence_encoder
+from tbactl_redteam.encoder import Encode, sentence_encoder
 from tbactl_redteam.evaluation import EvaluationPlan, evaluate_attacks
 from tbactl_redteam.frontier import FRONTIER_METRICS, write_frontier
 from tbactl_redteam.options import RedteamOptions, validated_options
@@ -163,7 +163,7 @@ class RedteamTask:
             generate=generate,
             victim=self._victim,
             classifiers=self._judges,
-            encode=sentence_encoder(options.diversity_encoder),
+            encode=self._encode,
             plan=EvaluationPlan(
                 sampling=SamplingParams(
                     max_new_tokens=options.max_new_tokens,
@@ -212,12 +212,16 @@ class RedteamTask:
         return self._open_victim
 
     @cached_property
+    def _encode(self) -> Encode:
+        return sentence_encoder(self.options.diversity_encoder)
+
+    @cached_property
     def _classifier(self) -> Classifier:
         return load_classifier(self.options.classifier, toxic_label=self.options.classifier_label)
 
     @cached_property
     def _judges(self) -> dict[str, Classifier]:
-        """The classifier that is trained against, then the independent one."""
+        """The classifier that is trained against, then the one that is not."""
         options = self.options
         judges = {options.classifier: self._classifier}
         if options.judge is not None:

@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from tbactl import registry
 from tbactl.config.sections import NonNegativeFloat, PositiveFloat, PositiveInt, Section
 from tbactl.errors import ConfigError
 from tbactl.policies.packaged import PACKAGE_PREFIX, check_packaged_policy
@@ -26,6 +27,8 @@ HTTP_ONLY = frozenset(
     ("url", "model", "api_key_env", "allow_http", "environment_proxies", "request_timeout_s", "max_retries",
      "retry_delay_s", "max_requests_per_s", "max_concurrent_requests", "max_response_bytes", "max_consecutive_failures")
 )  # fmt: skip
+# A recipe that extends another cannot take these away, only change `kind`.
+_INHERITED = frozenset(("policy", "engine", "engine_options", "dtype"))
 _ATTACKS_PER_TIMEOUT = 128
 _VARIABLE_NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
 
@@ -60,7 +63,8 @@ class VictimOptions(Section):
     """Longer answers are cut."""
 
     policy: str = "package:smollm2-135m-instruct"
-    """Hub name, directory, run or checkpoint, or `package:NAME`."""
+    """Hub name, directory, run or checkpoint, or `package:NAME`. It, `engine`, `engine_options` and `dtype` are without
+    effect where `kind` is another, so that a recipe can extend one that has them."""
     engine: str = "vllm"
     """`vllm` or `transformers`, as `searchers.engine`."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
@@ -117,7 +121,9 @@ class VictimOptions(Section):
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
         own = {"engine": ENGINE_ONLY, "http": HTTP_ONLY}
-        foreign = sorted(self.model_fields_set & (ENGINE_ONLY | HTTP_ONLY) - own.get(self.kind, frozenset()))
+        foreign = sorted(
+            self.model_fields_set & (ENGINE_ONLY | HTTP_ONLY) - own.get(self.kind, frozenset()) - _INHERITED
+        )
         if foreign:
             others = " or ".join(f"'{kind}'" for kind, names in own.items() if names & set(foreign))
             raise ValueError(
@@ -156,6 +162,10 @@ def victim_problem(options: VictimOptions) -> str | None:
         return None
     if options.kind == "echo":
         return None
+    try:
+        registry.check_name("tbactl.engines", options.engine)
+    except ConfigError as error:
+        return f"engine: {error}"
     policy = options.policy
     if policy.startswith(PACKAGE_PREFIX):
         try:
