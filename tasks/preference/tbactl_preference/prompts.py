@@ -36,6 +36,6 @@ def completion_start(options: PreferenceOptions) -> str:
 
 def _in_chat(template: str, *, policy: str) -> str:
     # Only a chat needs a tokenizer, and transformers with it.
-    from tbactl_preference.chat import render_chat
+    from tbactl.engines.chat_prompt import render_chat
 
-    return render_chat(template.replace(SLOT, _MARK), policy=policy).replace(_MARK, SLOT)
+    return render_chat(template.replace(SLOT, _MARK), policy=policy, task="preference").replace(_MARK, SLOT)

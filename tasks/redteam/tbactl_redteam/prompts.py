@@ -36,9 +36,9 @@ def attacker_prompt(options: RedteamOptions) -> str:
             "message, and a list, which the assistant continues."
         )
     # Only a chat needs a tokenizer, and transformers with it.
-    from tbactl_redteam.chat import render_chat
+    from tbactl.engines.chat_prompt import render_chat
 
-    return render_chat(heading, policy=options.chat_policy) + items
+    return render_chat(heading, policy=options.chat_policy, task="redteam") + items
 
 
 def _read_prompt(path: Path) -> str:

@@ -8,17 +8,18 @@ from tbactl.checkpoints.resolve import resolved_policy
 from tbactl.errors import ConfigError
 
 
-def render_chat(message: str, *, policy: str) -> str:
+def render_chat(message: str, *, policy: str, task: str) -> str:
     """The conversation as text up to where the assistant's answer begins, special tokens written out.
 
     Args:
         message: of the user.
-        policy: directory, hub name or `package:NAME` of the tokenizer.
+        policy: the task's option `chat_policy`: directory, hub name or `package:NAME` of the tokenizer.
+        task: kind of the task that a policy `task:NAME` refers to.
 
     Raises:
         ConfigError: there is no tokenizer, or it has no chat template.
     """
-    with resolved_policy(policy, task="preference") as directory:
+    with resolved_policy(policy, task=task) as directory:
         try:
             tokenizer = AutoTokenizer.from_pretrained(directory)
         except (OSError, ValueError) as error:
