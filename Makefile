@@ -20,16 +20,21 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 # Everything runs offline once installed; a hub is asked only when HF_HUB_OFFLINE=0 is given.
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: gsm8k chaos test check lint types layers unit lock clean help
+.PHONY: gsm8k chaos resume-check test check lint types layers unit lock clean help
 .DEFAULT_GOAL := help
 
 help:
 	@grep -E '^#' Makefile | head -4 | cut -c3-
-	@echo 'make check    lint, types and layers only;  make unit   the fast tests only;  make chaos   200 faults'
+	@echo 'make check    lint, types and layers only;  make unit   the fast tests only;  make chaos   200 faults;'
+	@echo 'make resume-check   ten runs killed and resumed, compared bit for bit'
 
 # 200 seeded faults over all kinds and phases, one small run each.
 chaos: $(RUNTIME)
 	$(BIN)/tbactl chaos --seed 0 --faults 200
+
+# Runs killed at ten random moments and resumed, against one without interruption. Checksums are printed.
+resume-check: $(RUNTIME)
+	$(BIN)/python -m benchmarks.bit_exact_resume
 
 gsm8k: $(RUNTIME)
 	$(BIN)/tbactl run gsm8k

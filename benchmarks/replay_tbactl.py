@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 import tempfile
 import time
@@ -204,6 +205,9 @@ def time_snapshot(buffer: ReplayBuffer) -> dict[str, float]:
         path = Path(directory)
         start = time.perf_counter()
         save_buffer(buffer, path)
+        for file in path.iterdir():
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
         saved = time.perf_counter()
         restored = load_buffer(path, capacity=buffer.capacity, capacity_per_prompt=buffer.capacity_per_prompt)
         loaded = time.perf_counter()

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from tbactl.errors import ConfigError
+from tbactl.errors import ConfigError, TaskError
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "tbactl.tasks": {
@@ -97,11 +97,13 @@ def load(group: str, name: str) -> Any:
 
     Raises:
         ConfigError: the name is unknown, or its module needs a package that is not installed.
+        TaskError: somebody else's module cannot be imported, or holds no such class.
     """
     check_name(group, name)
-    module_name, _, attribute = available(group)[name].partition(":")
+    target = available(group)[name]
+    module_name, _, attribute = target.partition(":")
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        found = getattr(importlib.import_module(module_name), attribute)
     except ModuleNotFoundError as error:
         if error.name and error.name.split(".")[0] == "tbactl":
             raise
@@ -109,3 +111,13 @@ def load(group: str, name: str) -> Any:
             f"'{name}' needs the package '{error.name}', which is not installed; install tbactl with the extra "
             f"that brings it (`pip install 'tbactl[cpu]'` or `'tbactl[gpu]'`)."
         ) from error
+    except Exception as error:
+        if module_name.split(".")[0] == "tbactl":
+            raise
+        raise TaskError(
+            f"'{name}' cannot be loaded: {target} raises {type(error).__name__}: {error}. Mend or uninstall "
+            f"its package."
+        ) from error
+    if not isinstance(found, type):
+        raise TaskError(f"'{name}' cannot be loaded: {target} is no class, but {found!r}.")
+    return found

@@ -106,3 +106,8 @@ class EvaluationResult:
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     seconds: float = 0.0
     samples: tuple[dict[str, str], ...] = ()
+    template: str = ""
+    """The text around each problem, as the policy reads it; where the prompt is fixed, the prompt. Figures under other
+    templates are about another problem."""
+    num_shots: int = 0
+    """Solved examples in the prompt."""

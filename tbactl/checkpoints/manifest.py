@@ -68,11 +68,15 @@ def read_manifest(root: Path) -> Manifest:
                 f"{path}: checkpoint of layout {data.get('layout_version')}; this tbactl reads {LAYOUT_VERSION}. Use "
                 f"the version that wrote it."
             )
-        return msgspec.convert(data, Manifest)
+        manifest = msgspec.convert(data, Manifest)
     except FileNotFoundError:
         raise CheckpointError(f"{root} is not a complete checkpoint: it has no {path.name}.") from None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, AttributeError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged: {error}.") from error
+    for entry in manifest.files:
+        if Path(entry.path).is_absolute() or ".." in Path(entry.path).parts:
+            raise CheckpointError(f"{path}: it lists '{entry.path}', outside of the checkpoint; do not use it.")
+    return manifest
 
 
 def verify(root: Path, *, part: str = "") -> Manifest:
@@ -86,9 +90,11 @@ def verify(root: Path, *, part: str = "") -> Manifest:
         CheckpointError: a file is missing, of another size, or of other content; the message names it.
     """
     manifest = read_manifest(root)
-    for entry in manifest.files:
-        if part and not Path(entry.path).is_relative_to(part):
-            continue
+    entries = [entry for entry in manifest.files if not part or Path(entry.path).is_relative_to(part)]
+    if not entries:
+        listed = f"no file of {part}/" if part else "no file"
+        raise CheckpointError(f"{CheckpointLayout(root).manifest}: it lists {listed}; the checkpoint is incomplete.")
+    for entry in entries:
         _verify_file(root / entry.path, entry)
     return manifest
 

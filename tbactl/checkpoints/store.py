@@ -1,5 +1,9 @@
 """The checkpoints directory of a run: writing is all or nothing, old ones leave, and the newest good one is found.
 
+Writing has two halves. `staging` puts the files there: whoever trains waits for it, so that they are of one moment.
+`complete` makes them a checkpoint (to the disk, checksums, names); it reads nothing else, and may be done in a thread
+while training goes on.
+
 checkpoints/
   step_000010/   manifest.json ...
   step_000020/
@@ -25,29 +29,44 @@ from tbactl.errors import CapacityError, CheckpointError, TbactlError, is_out_of
 
 logger = logging.getLogger(__name__)
 
-_PATTERN = "step_*"
+_PREFIX = "step_"
 # Less free space than this is none.
 _NO_SPACE_BYTES = 2**20
 
 
 class CheckpointStore:
-    """Writes checkpoints of one run. One process (trainer rank 0) writes, anybody reads.
+    """Writes checkpoints of one run, one at a time. One process (trainer rank 0) writes, anybody reads.
+
+    Args:
+        layout: of the run.
+        keep_last: so many of the newest stay.
+        keep_every: those of every so many steps stay as well; 0: none.
 
     Example:
         with store.writing(step=10) as checkpoint:
             learner.save(checkpoint.learner)
     """
 
-    def __init__(self, layout: RunLayout, *, keep_last: int) -> None:
+    def __init__(self, layout: RunLayout, *, keep_last: int, keep_every: int = 0) -> None:
         self._layout = layout
         self._keep_last = keep_last
+        self._keep_every = keep_every
 
     @contextmanager
     def writing(self, *, step: int) -> Iterator[CheckpointLayout]:
         """A directory to write into. When the block ends well, it becomes the checkpoint of `step` and `latest`.
 
-        Whatever kills the process, `latest` names a complete checkpoint: files reach the disk first, then the manifest,
-        then the directory gets its name, then the link is replaced.
+        Raises:
+            CapacityError: the disk is full.
+            CheckpointError: it cannot be written for another reason.
+        """
+        with self.staging(step=step) as checkpoint:
+            yield checkpoint
+        self.complete(step=step)
+
+    @contextmanager
+    def staging(self, *, step: int) -> Iterator[CheckpointLayout]:
+        """A directory to write into, no checkpoint yet: that is what `complete` makes of it.
 
         Raises:
             CapacityError: the disk is full.
@@ -57,19 +76,39 @@ class CheckpointStore:
         root.mkdir(parents=True, exist_ok=True)
         for left_over in root.glob(".*.tmp"):
             _remove(left_over)
-        final = self._layout.checkpoint(step)
-        temporary = root / f".{final.name}.tmp"
+        temporary = self._temporary(step)
         temporary.mkdir()
-        try:
+        with self._removed_on_failure(step):
             yield CheckpointLayout(temporary)
-            _seal(temporary, step=step)
-            self._put_in_place(temporary, final)
+
+    def complete(self, *, step: int) -> None:
+        """Make what was staged the checkpoint of `step` and `latest`.
+
+        Whatever kills the process, `latest` names a complete checkpoint: files reach the disk first, then the manifest,
+        then the directory gets its name, then the link is replaced.
+
+        Raises:
+            CapacityError: the disk is full.
+            CheckpointError: it cannot be written for another reason.
+        """
+        with self._removed_on_failure(step):
+            _seal(self._temporary(step), step=step)
+            self._put_in_place(self._temporary(step), self._layout.checkpoint(step))
+
+    @contextmanager
+    def _removed_on_failure(self, step: int) -> Iterator[None]:
+        try:
+            yield
         except BaseException as error:
-            failure = _failure(error, final=final)
-            _remove(temporary)
+            failure = _failure(error, final=self._layout.checkpoint(step))
+            _remove(self._temporary(step))
             if failure is None:
                 raise
             raise failure from error
+
+    def _temporary(self, step: int) -> Path:
+        final = self._layout.checkpoint(step)
+        return final.with_name(f".{final.name}.tmp")
 
     def _put_in_place(self, temporary: Path, final: Path) -> None:
         # A resumed run comes to a step again: the checkpoint of the undone future gives way.
@@ -81,13 +120,16 @@ class CheckpointStore:
         if undone.exists():
             _remove(undone)
         for old in steps_of(self._layout.checkpoints)[: -self._keep_last]:
-            if old != final:
+            if old != final and not self._is_kept_for_good(old):
                 _remove(old)
+
+    def _is_kept_for_good(self, checkpoint: Path) -> bool:
+        return self._keep_every > 0 and _step_of(checkpoint) % self._keep_every == 0
 
     def forget_after(self, step: int) -> None:
         """Remove checkpoints of later steps: a resumed run does these steps again."""
         for checkpoint in steps_of(self._layout.checkpoints):
-            if checkpoint.name > self._layout.checkpoint(step).name:
+            if _step_of(checkpoint) > step:
                 logger.warning("checkpoint=%s removed: the run continues from step %d", checkpoint.name, step)
                 _remove(checkpoint)
         remaining = steps_of(self._layout.checkpoints)
@@ -104,7 +146,12 @@ class CheckpointStore:
 
 def steps_of(checkpoints: Path) -> list[Path]:
     """Checkpoints of a run, oldest first, complete or not."""
-    return sorted(path for path in checkpoints.glob(_PATTERN) if path.is_dir() and not path.is_symlink())
+    found = (path for path in checkpoints.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdecimal())
+    return sorted((path for path in found if path.is_dir() and not path.is_symlink()), key=_step_of)
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix(_PREFIX))
 
 
 def usable_checkpoint(wanted: Path) -> Path:
@@ -120,7 +167,8 @@ def usable_checkpoint(wanted: Path) -> Path:
     if steps_of(wanted):
         candidates = steps_of(wanted)
     else:
-        candidates = [path for path in steps_of(wanted.parent) if path.name < wanted.name] + [wanted]
+        others = steps_of(wanted.parent)
+        candidates = (others[: others.index(wanted)] if wanted in others else []) + [wanted]
     problems: list[str] = []
     for candidate in reversed(candidates):
         try:

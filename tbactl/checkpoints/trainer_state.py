@@ -66,5 +66,5 @@ def read_trainer_state(checkpoint: Path) -> TrainerState:
                 f"{LAYOUT_VERSION}. Resume with the version that wrote it."
             )
         return msgspec.convert(document, TrainerState)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, AttributeError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}; use an earlier checkpoint.") from error

@@ -10,6 +10,7 @@ from typing import Any
 
 from tbactl.errors import TaskError
 from tbactl.protocols import Task
+from tbactl.searcher.scoring import rewards_of
 from tbactl.types import Completion, Prompt
 
 MAX_PROBLEMS_NAMED = 10
@@ -75,22 +76,24 @@ def audit_rewards(task: Task, file: Path, *, threshold: float) -> Audit:
         threshold: a reward of at least this counts as correct.
 
     Raises:
-        TaskError: the file cannot be read or rows are malformed; the first ten are named by line.
+        TaskError: the file cannot be read or rows are malformed (the first ten are named by line), the task does not
+            return one Reward for each completion, or no row could be scored (where rows claim
+            something, that is a disagreement and no error).
     """
     rows = list(_read_rows(file))
     if not rows:
         raise TaskError(f'{file}: no rows; each line must be {{"completion": ..., "gold": ...}}.')
-    return Audit(tuple(_audited(task, row, line=line, threshold=threshold) for line, row in rows))
+    audit = Audit(tuple(_audited(task, row, line=line, threshold=threshold) for line, row in rows))
+    if audit.num_errors == len(audit.rows) and not audit.num_disagreeing:
+        raise TaskError(f"task '{task.name}' could not score any of {len(rows)} rows; the first: {audit.rows[0].error}")
+    return audit
 
 
 def _audited(task: Task, row: dict[str, Any], *, line: int, threshold: float) -> AuditedRow:
     gold, correct = str(row["gold"]), row.get("correct")
     prompt = Prompt(prompt_id=line, text=row.get("prompt", ""), facts={"answer": gold})
     completion = Completion(token_ids=(), logprobs=(), text=row["completion"], finish_reason="stop")
-    rewards = task.score(prompt, [completion])
-    if len(rewards) != 1:
-        raise TaskError(f"task '{task.name}' gave {len(rewards)} rewards for 1 completion; it must give one each.")
-    reward = rewards[0]
+    reward = rewards_of(task, prompt, [completion])[0]
     return AuditedRow(
         line=line,
         completion=row["completion"],

@@ -35,7 +35,8 @@ def run_child(module: str, arguments: Sequence[str], *, log: Path | None, scratc
         scratch: where it makes its temporary files, which the caller removes; None: where the system says.
 
     Raises:
-        TbactlError: it failed; of the class that its exit code names, with the last lines of its log.
+        TbactlError: it failed; of the class that its exit code names, with what it wrote to standard output, which is
+            its own message, else with the last lines of its log.
         KeyboardInterrupt: Ctrl-C; the child has been ended.
     """
     with _standard_error(log) as stderr:
@@ -56,7 +57,7 @@ def run_child(module: str, arguments: Sequence[str], *, log: Path | None, scratc
         signal.signal(signal.SIGTERM, previous)
         _end_group(child)
     if child.returncode != 0:
-        raise _failure(module, child.returncode, log=log)
+        raise _failure(module, child.returncode, log=log, output=output)
     return output
 
 
@@ -89,7 +90,9 @@ def _end_group(child: subprocess.Popen[str]) -> None:
     child.wait(timeout=STOP_GRACE_S)
 
 
-def _failure(module: str, exit_code: int, *, log: Path | None) -> TbactlError:
+def _failure(module: str, exit_code: int, *, log: Path | None, output: str) -> TbactlError:
+    if exit_code in FAILURES and output.strip():
+        return FAILURES[exit_code](output.strip())
     ending = f"exit code {exit_code}" if exit_code >= 0 else f"killed by {signal.Signals(-exit_code).name}"
     tail = "".join(f"\n  | {line}" for line in log_tail(log)) if log is not None else ""
     kind = FAILURES.get(exit_code, ChildFailedError)

@@ -10,7 +10,12 @@ from pydantic import ValidationError
 from typer.exceptions import TyperException
 
 from tbactl.cli.output import plain
+from tbactl.config.problems import allowed
 from tbactl.errors import EXIT_USAGE, CapacityError, ConfigError, TbactlError
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+# Longer lines are cut: a user's own value of a megabyte says no more than its ends.
+LINE_CHARACTERS = 1000
 
 
 def report(error: Exception, *, as_json: bool) -> int | None:
@@ -19,12 +24,12 @@ def report(error: Exception, *, as_json: bool) -> int | None:
         problems = list(error.problems) if isinstance(error, ConfigError) else [str(error)]
         exit_code = error.exit_code
     elif isinstance(error, TyperException):
-        problems, exit_code = [error.format_message()], error.exit_code
+        problems, exit_code = [_usage_problem(error)], error.exit_code
     elif isinstance(error, typer.Abort):
         problems, exit_code = ["aborted"], 1
     elif isinstance(error, OSError):
         problems = [f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"]
-        exit_code = CapacityError.exit_code if error.errno == errno.ENOSPC else ConfigError.exit_code
+        exit_code = CapacityError.exit_code if error.errno in NO_ROOM else ConfigError.exit_code
     elif isinstance(error, RecursionError):
         problems, exit_code = ["a file or a value is nested too deeply"], ConfigError.exit_code
     elif isinstance(error, ValidationError):
@@ -45,9 +50,28 @@ def report(error: Exception, *, as_json: bool) -> int | None:
     return exit_code
 
 
+def _usage_problem(error: TyperException) -> str:
+    message = error.format_message()
+    if isinstance(error.__cause__, ValidationError):  # which Typer passes on without the value
+        details = error.__cause__.errors()[0]
+        message = message.replace(details["msg"], f"'{details['input']}' {allowed(details)}")
+    return message if message.endswith(("?", ".", ")")) else f"{message}."
+
+
 def _as_text(problems: list[str]) -> str:
     if len(problems) == 1:
-        return f"error: {plain(problems[0], keep_lines=True)}"
+        return f"error: {_readable(problems[0])}"
     lines = [f"error: {len(problems)} problems"]
-    lines.extend(f"  {number}. {plain(problem, keep_lines=True)}" for number, problem in enumerate(problems, start=1))
+    lines.extend(f"  {number}. {_readable(problem)}" for number, problem in enumerate(problems, start=1))
     return "\n".join(lines)
+
+
+def _readable(problem: str) -> str:
+    """Without what commands a terminal, and without the middle of lines that nobody would read."""
+    lines = plain(problem, keep_lines=True).split("\n")
+    return "\n".join(line if len(line) <= LINE_CHARACTERS else _cut(line) for line in lines)
+
+
+def _cut(line: str) -> str:
+    half = LINE_CHARACTERS // 2
+    return f"{line[:half]} [... {len(line) - 2 * half} characters ...] {line[-half:]}"

@@ -6,6 +6,7 @@ A command's module is imported only when that command is invoked, so that `tbact
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,10 @@ EXIT_BROKEN_PIPE = 141  # what a shell shows for SIGPIPE
 # Name -> module and first line of help; the module's `app` says the rest.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("tbactl.cli.commands.run", "Train a policy with TBA, as a recipe says."),
+    "plan": (
+        "tbactl.cli.commands.plan",
+        "Say beforehand what a run will do: speed, staleness, idle shares, memory, cost.",
+    ),
     "eval": ("tbactl.cli.commands.eval", "Measure a checkpoint on a task."),
     "sft": ("tbactl.cli.commands.sft", "Make a start policy by supervised fine-tuning."),
     "reward": ("tbactl.cli.commands.reward", "Train reward models from comparisons."),
@@ -90,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if sys.stdout is None:  # closed, `>&-`
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 for the life of the process
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a locale without the characters of a text is no reason to fail
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         result = typer.main.get_command(app).main(
             args=arguments or ["--help"], prog_name="tbactl", standalone_mode=False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +15,11 @@ PIPED_WIDTH = 200
 
 
 def plain(text: object, *, keep_lines: bool = False) -> str:
-    """Text without characters that command a terminal; line breaks become spaces unless they are kept."""
-    lines = str(text).replace("\t", "    ").splitlines()
+    """Text without characters that command a terminal; line breaks become spaces unless they are kept.
+
+    Bytes of an argument or a file name that are no text are seen as U+FFFD.
+    """
+    lines = re.sub("[\ud800-\udfff]", "\ufffd", str(text).replace("\t", "    ")).splitlines()
     return ("\n" if keep_lines else " ").join("".join(c for c in line if c.isprintable()) for line in lines)
 
 

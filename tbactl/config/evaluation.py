@@ -43,6 +43,6 @@ class EvaluationConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the computation."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model. Off unless you trust its author."""
+    """Run Python code that comes with the model. Off unless you trust its author; what a run says does not count."""
     output: Path | None = None
     """Directory for the results as JSON; None: only the result line on standard output."""

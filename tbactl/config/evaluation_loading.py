@@ -99,8 +99,8 @@ def _as_in_run(run: RunConfig) -> dict[str, Any]:
         "seed": run.seed,
         "max_prompt_tokens": run.searchers.max_prompt_tokens,
         "max_new_tokens": run.task.options.get("max_new_tokens", run.searchers.max_new_tokens),
+        # Not trust_remote_code: a checkpoint, which may be a stranger's, does not decide whether its code is run.
         "dtype": run.policy.dtype,
-        "trust_remote_code": run.policy.trust_remote_code,
         **(of_task if of_task.get("num_samples", 1) != 1 else {}),
     }
 

@@ -7,6 +7,7 @@ The two directories:
       config/{trainer,searcher}-I.json     one ProcessConfig per process
       environment.json                     versions, hardware, command line
       run.json                             identity: name, recipe, profile, start, end, outcome
+      .reserve                             while it runs: room for its last words on a full disk
       page.json                            the control page as it was when the run ended
       summary.json                         steps, completions, seconds, evaluations before and after
       logs/attempt_001/{trainer,searcher}-I.log, logs/latest -> attempt_001
@@ -59,6 +60,10 @@ class RunLayout:
     @property
     def identity(self) -> Path:
         return self.root / "run.json"
+
+    @property
+    def reserve(self) -> Path:
+        return self.root / ".reserve"
 
     @property
     def summary(self) -> Path:

@@ -33,8 +33,12 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     quotes can be left away. The bare word `none` unsets an optional setting, which TOML itself cannot say.
 
     Raises:
-        ConfigError: there is no `=`, or no key before it, or the value is nested too deeply.
+        ConfigError: there is no `=`, or no key before it, the value is nested too deeply, or it is no text.
     """
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise ConfigError(
+            f"--set {text!a}: this is not text in the locale's encoding; use a UTF-8 locale, as LC_ALL=C.UTF-8."
+        )
     key, equals, value = text.partition("=")
     path = tuple(part.strip() for part in key.split("."))
     if not equals or not all(path):
@@ -47,7 +51,7 @@ def _value(text: str) -> Any:
         return None
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # not TOML, or an integer of thousands of digits
         return text
     except RecursionError:
         raise ConfigError(f"--set: a value is nested too deeply: {text[:40]} ...") from None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
+from tbactl.config.sections import NAME_PATTERN, OUTPUT_NAME_PATTERN
 from tbactl.config.settings import Settings, dotted
 from tbactl.config.toml_lines import KeyPath
 
@@ -34,9 +37,13 @@ ALLOWED: Mapping[str, str] = {
     "greater_than_equal": "must be at least {ge:.15g}",
     "less_than": "must be less than {lt:.15g}",
     "less_than_equal": "must be at most {le:.15g}",
-    "string_pattern_mismatch": "must match the pattern {pattern}",
+    "string_too_short": "must not be empty",
     "too_short": "must have at least {min_length} element(s)",
     "too_long": "must have at most {max_length} element(s)",
+}
+PATTERNS: Mapping[str, str] = {
+    NAME_PATTERN: "must be 1 to 64 letters, digits, '.', '_' or '-', the first a letter or a digit",
+    OUTPUT_NAME_PATTERN: "must be 1 to 100 characters without '/', the first not '.'",
 }
 
 
@@ -57,8 +64,8 @@ def setting_problem(config: BaseModel, setting: str, rest: str) -> Problem:
 
 
 def show_value(value: Any, *, max_characters: int = 60) -> str:
-    """A value on one line, near to TOML, control characters escaped, cut when long."""
-    text = json.dumps(value, default=str, allow_nan=True)
+    """A value on one line, as `--set` takes it, control characters escaped, cut when long."""
+    text = "none" if value is None else json.dumps(value, default=str, allow_nan=True)
     return text if len(text) <= max_characters else text[: max_characters - 3] + "..."
 
 
@@ -70,20 +77,29 @@ def located(problem: Problem, settings: Settings) -> str:
 
 def validation_problems(error: ValidationError, model: type[BaseModel], settings: Settings) -> Iterator[Problem]:
     """One problem for each error that pydantic found."""
-    for details in error.errors():
-        path: KeyPath = tuple(details["loc"])
+    paths = [tuple(details["loc"]) for details in error.errors()]
+    for details, path in zip(error.errors(), paths, strict=True):
+        if details["type"] == "too_short" and any(other[: len(path)] == path != other for other in paths):
+            continue  # pydantic does not count the elements that are wrong themselves
         if details["type"] == "extra_forbidden":
             yield Problem(path, _unknown_key(path, model))
         elif details["type"] == "missing":
             yield Problem(path, f"{dotted(path)} is missing: {_description(path, model)}")
         else:
-            template = ALLOWED.get(details["type"])
-            allowed = template.format(**details.get("ctx", {})) if template else details["msg"].lower()
-            yield Problem(path, f"{dotted(path)} = {show_value(settings.get(path))}: {allowed}.")
+            yield Problem(path, f"{dotted(path)} = {show_value(settings.get(path))}: {allowed(details)}.")
+
+
+def allowed(details: ErrorDetails) -> str:
+    """What pydantic would have taken, in our words: "must be at least 1"."""
+    context = details.get("ctx", {})
+    if details["type"] == "string_pattern_mismatch" and context["pattern"] in PATTERNS:
+        return PATTERNS[context["pattern"]]
+    template = ALLOWED.get(details["type"])
+    return template.format(**context) if template else details["msg"].lower()
 
 
 def _unknown_key(path: KeyPath, model: type[BaseModel]) -> str:
-    name = str(path[-1])
+    name = str(path[-1]).lower()
     section = _model_at(path[:-1], model)
     known = list(section.model_fields) if section else []
     nearby = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
@@ -96,7 +112,13 @@ def _unknown_key(path: KeyPath, model: type[BaseModel]) -> str:
         far = difflib.get_close_matches(name, [str(key[-1]) for key in _all_keys(model)], n=1, cutoff=0.75)
         owners = [dotted(key) for key in _all_keys(model) if far and key[-1] == far[0]]
         hint = f"did you mean '{owners[0]}'?" if owners else f"known here: {', '.join(known)}."
-    return f"{dotted(path)}: there is no such setting; {hint}"
+    return f"{_shown_key(path)}: there is no such setting; {hint}"
+
+
+def _shown_key(path: KeyPath) -> str:
+    """As it must be written in TOML: a letter that only looks like another, or none at all, is seen."""
+    parts = [str(part) for part in path]
+    return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else json.dumps(part) for part in parts)
 
 
 def _description(path: KeyPath, model: type[BaseModel]) -> str:

@@ -79,7 +79,7 @@ def locate_recipe(name_or_path: str) -> Path:
     path = Path(os.path.expanduser(name_or_path))  # leaves an unknown ~user as it is
     if path.is_file():
         return path
-    if path.exists():
+    if name_or_path and path.exists():
         what = "a directory" if path.is_dir() else "not a regular file"
         raise ConfigError(f"recipe '{name_or_path}' is {what}; give a TOML file or the name of a shipped recipe.")
     names = sorted(shipped)
@@ -108,7 +108,7 @@ def _read_into(recipe: Recipe, path: Path, *, profile: Profile, chain: tuple[Pat
     if path.resolve() in chain:
         circle = " -> ".join(link.name for link in (*chain, path))
         raise ConfigError(f"{shown}: recipes extend one another in a circle: {circle}; remove one `extends`.")
-    values, lines = _parse(path)
+    values, lines = read_toml(path)
     base = values.pop("extends", None)
     if isinstance(base, str):
         base_path = path.parent / base
@@ -141,18 +141,37 @@ def _read_into(recipe: Recipe, path: Path, *, profile: Profile, chain: tuple[Pat
         recipe.settings.merge(overlay, file=shown, lines=overlay_lines)
 
 
-def _parse(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
+def read_toml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
+    """The values of a TOML file, and on which line each key stands.
+
+    Raises:
+        ConfigError: it cannot be read, or is not TOML.
+    """
     shown = shown_path(path)
+    text = recipe_text(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
         return tomllib.loads(text), key_lines(text)
     except tomllib.TOMLDecodeError as error:
         place = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
         position = f":{place[1]}:{place[2]}" if place else ""
-        reason = re.sub(r"\s*\(at .*\)$", "", str(error))
+        reason = re.sub(r"\s*\(at line .*\)$", "", str(error))
         raise ConfigError(f"{shown}{position}: this is not valid TOML: {reason}.") from None
     except RecursionError:
         raise ConfigError(f"{shown}: tables or arrays are nested too deeply.") from None
+    except ValueError as error:  # Python's own limit
+        reason = str(error).partition(";")[0]
+        raise ConfigError(f"{shown}: an integer is far too long: {reason}.") from None
+
+
+def recipe_text(path: Path) -> str:
+    """A recipe's file as text.
+
+    Raises:
+        ConfigError: it cannot be read, or is not UTF-8.
+    """
+    shown = shown_path(path)
+    try:
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{shown}: this is not UTF-8 text: {error.reason} at byte {error.start}.") from None
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from tbactl.config.sections import ObjectiveSection
 from tbactl.config.settings import Settings, dotted
 from tbactl.config.tasks import POLICY_PREFIX, build_task, shipped_policy
 from tbactl.config.toml_lines import KeyPath
-from tbactl.errors import ConfigError, TbactlError
+from tbactl.errors import ConfigError, TaskError, TbactlError
 from tbactl.policies.packaged import PACKAGE_PREFIX, check_packaged_policy
 
 # Setting -> group of the registry its value must be in. An evaluation has `engine` at the top.
@@ -61,9 +62,10 @@ def _task_problems(name: str, options: Any) -> Iterator[Problem]:
         return
     try:
         build_task(name, options).close()
-    except TbactlError as error:
-        sentences = error.problems if isinstance(error, ConfigError) else (str(error),)
-        for sentence in sentences:
+    except TaskError as error:
+        yield Problem(("task", "kind"), f"task.kind: {error}")
+    except ConfigError as error:
+        for sentence in error.problems:
             yield _option_problem(sentence, options)
 
 
@@ -92,7 +94,8 @@ def _policy_problems(task: str, policy: Any) -> Iterator[Problem]:
         try:
             shipped_policy(task, policy)
         except TbactlError as error:
-            yield Problem(path, f"policy.path = '{policy}': {error}")
+            prefix = f"policy.path = '{policy}': "
+            yield Problem(path, prefix + str(error).removeprefix(prefix))
     elif policy.startswith(PACKAGE_PREFIX):
         try:
             check_packaged_policy(policy)
@@ -109,6 +112,6 @@ def _directory_problems(path: KeyPath, settings: Settings) -> Iterator[Problem]:
 
 
 def _no_directory(path: KeyPath, source: str) -> Iterator[Problem]:
-    # What does not look like a path may be a hub name.
-    if source.startswith(("/", "./", "../", "~")) and not Path(source).expanduser().is_dir():
+    # What does not look like a path may be a hub name. Path.expanduser() raises for an unknown user.
+    if source.startswith(("/", "./", "../", "~")) and not Path(os.path.expanduser(source)).is_dir():
         yield Problem(path, f"{dotted(path)} = '{source}': there is no such directory.")

@@ -30,6 +30,8 @@ CHANGEABLE: tuple[KeyPath, ...] = (
     ("logging",),
     ("sync", "acknowledge_timeout_s"),
     ("sync", "max_logprob_difference"),
+    ("sync", "stop_logprob_difference"),
+    ("sync", "stop_patience"),
 )
 
 # Schedules of transformers whose learning rates do not depend on trainer.max_steps.

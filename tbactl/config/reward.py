@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tbactl.config.problems import Problem, setting_problem
-from tbactl.config.sections import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Section
+from tbactl.config.sections import OUTPUT_NAME_PATTERN, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Section
 
 CONSTRUCTED = "constructed"
 
@@ -84,7 +84,7 @@ class RewardTrainingSection(Section):
 class RewardConfig(Section):
     """All settings of `tbactl reward train`: a reward model from comparisons (Bradley-Terry)."""
 
-    name: str = Field(pattern=r"^[^/.\x00-\x1f][^/\x00-\x1f]{0,99}$")
+    name: str = Field(pattern=OUTPUT_NAME_PATTERN)
     """Names the output directory, `runs_dir`/`name`, which is the reward model."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Of constructed pairs, of what is held out, of data order and initial weights."""

@@ -157,6 +157,36 @@ def learning_rate_schedule_is_complete(config: RunConfig) -> Iterator[Problem]:
     yield from schedule_problems(config.trainer.lr_schedule, config.trainer.lr_schedule_options, section="trainer")
 
 
+def checkpoints_that_are_kept_are_written(config: RunConfig) -> Iterator[Problem]:
+    """What is never written cannot be kept."""
+    keep_every, period = config.checkpoint.keep_every, config.checkpoint.period
+    if not keep_every:
+        return
+    if not period:
+        yield setting_problem(
+            config, "checkpoint.keep_every", "needs checkpoint.period > 0: with 0 the only checkpoint is the last one."
+        )
+    elif keep_every % period:
+        yield setting_problem(
+            config,
+            "checkpoint.keep_every",
+            f"must be a multiple of checkpoint.period = {period}, the steps that have a checkpoint; use "
+            f"{keep_every - keep_every % period + period}.",
+        )
+
+
+def the_run_stops_after_the_alarm(config: RunConfig) -> Iterator[Problem]:
+    """The level that ends a run is not below the one that warns."""
+    sync = config.sync
+    if 0 < sync.stop_logprob_difference < sync.max_logprob_difference:
+        yield setting_problem(
+            config,
+            "sync.stop_logprob_difference",
+            f"must be at least sync.max_logprob_difference = {sync.max_logprob_difference:g}, the alarm level, or 0 to "
+            f"never end the run.",
+        )
+
+
 ERRORS: tuple[Rule, ...] = (
     groups_hold_a_training_group,
     evaluations_fall_on_syncs,
@@ -176,6 +206,8 @@ ERRORS: tuple[Rule, ...] = (
     adapters_have_layers,
     reference_of_adapters_is_their_base,
     learning_rate_schedule_is_complete,
+    checkpoints_that_are_kept_are_written,
+    the_run_stops_after_the_alarm,
 )
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from tbactl.config.hardware import Profile
 from tbactl.config.layout import RunLayout
-from tbactl.config.sections import Section
+from tbactl.config.sections import RunConfig, Section
 from tbactl.errors import ConfigError
 
+Model = TypeVar("Model", bound=BaseModel)
 Outcome = Literal["prepared", "running", "finished", "stopped", "interrupted", "terminated", "failed"]
 
 
@@ -26,7 +27,7 @@ class RunRecord(Section):
     """Profile of the recipe."""
     attempt: int
     """1, and one more with each resume."""
-    pid: int
+    pid: Annotated[int, Field(ge=1)]
     """Process id of the supervisor."""
     pid_start_ticks: int
     """When that process started, in clock ticks since boot: with it a reused pid is told from the supervisor."""
@@ -57,13 +58,26 @@ def read_run_record(run_directory: Path) -> RunRecord:
         ConfigError: it is not a run directory.
     """
     path = RunLayout(run_directory).identity
-    try:
-        return RunRecord.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
+    if not path.exists():
         raise ConfigError(
             f"{run_directory} is not a run directory: it has no run.json. Name one that `tbactl run` made "
             f"(runs/latest is the newest)."
-        ) from None
+        )
+    return _read(path, RunRecord)
+
+
+def read_run_config(run_directory: Path) -> RunConfig:
+    """The settings of a run, to look at it.
+
+    Raises:
+        ConfigError: they are missing, damaged, or of another version of tbactl.
+    """
+    return _read(RunLayout(run_directory).resolved_config, RunConfig)
+
+
+def _read(path: Path, model: type[Model]) -> Model:
+    try:
+        return model.model_validate_json(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
     except ValidationError as error:

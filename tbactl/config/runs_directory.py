@@ -23,7 +23,7 @@ def make_runs_directory(runs_dir: Path) -> None:
             file.write(b"x")
     # RuntimeError: an unknown ~user; ValueError: a NUL byte.
     except (OSError, RuntimeError, ValueError) as error:
-        cause = error.strerror if isinstance(error, OSError) else str(error)
+        cause = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
         kind = CapacityError if isinstance(error, OSError) and error.errno == errno.ENOSPC else ConfigError
         raise kind(
             f"runs_dir = {str(runs_dir)!r} cannot be used: {cause}; choose another: --set runs_dir=DIR."

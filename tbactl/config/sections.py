@@ -11,6 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+OUTPUT_NAME_PATTERN = r"^[^/.\x00-\x1f][^/\x00-\x1f]{0,99}$"
+
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
@@ -35,7 +38,7 @@ class TaskSection(Section):
 class PolicySection(Section):
     """The language model that is trained; its initial weights are the reference policy."""
 
-    path: str
+    path: Annotated[str, Field(min_length=1)]
     """Hugging Face hub name, local directory, `task:NAME` for a policy that the task's package ships, or `package:NAME`
     for one that another Python package holds (`package:smollm2-135m-instruct`)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -220,6 +223,10 @@ class SyncSection(Section):
     """Sequences whose log-probs are compared between trainer and searcher after each sync; 0: no comparison."""
     max_logprob_difference: PositiveFloat = 1e-3
     """Alarm level for that comparison, in nats (raise it for bfloat16)."""
+    stop_logprob_difference: NonNegativeFloat = 5.0
+    """The run ends when a searcher differs by more than this, in nats, `stop_patience` times in a row; 0: never."""
+    stop_patience: PositiveInt = 10
+    """For `stop_logprob_difference`: so many versions loaded one after the other."""
     weights: Literal["merged", "adapter"] = "merged"
     """Published when adapters are trained (`policy.lora_rank`): whole weights, or adapters, which searchers merge."""
 
@@ -243,7 +250,11 @@ class CheckpointSection(Section):
     period: Annotated[int, Field(ge=0)] = 10
     """Optimizer steps between checkpoints; 0: only at the end."""
     keep_last: PositiveInt = 2
-    """Older ones are removed."""
+    """So many of the newest are kept; older ones are removed."""
+    keep_every: Annotated[int, Field(ge=0)] = 0
+    """Those of every so many optimizer steps (a multiple of `period`) are kept for good; 0: none."""
+    asynchronous: bool = True
+    """Train on while a checkpoint that was just written is flushed to the disk and its checksums are computed."""
 
 
 class SupervisionSection(Section):
@@ -277,7 +288,7 @@ class LoggingSection(Section):
 class RunConfig(Section):
     """All settings of `tbactl run`."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    name: str = Field(pattern=NAME_PATTERN)
     """Names the run directory."""
     mode: Literal["async", "sync"] = "async"
     """`sync`: searchers and trainer take turns, on-policy, bit-identical for a seed."""
@@ -302,7 +313,7 @@ class RunConfig(Section):
 class SftConfig(Section):
     """All settings of `tbactl sft`: supervised training of a policy, new or existing, on a task's own solutions."""
 
-    name: str = Field(pattern=r"^[^/.\x00-\x1f][^/\x00-\x1f]{0,99}$")
+    name: str = Field(pattern=OUTPUT_NAME_PATTERN)
     """Names the output directory, `runs_dir`/`name`: checkpoints while it trains, and the finished `policy`."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Of data order and initial weights."""
@@ -339,7 +350,7 @@ class SftConfig(Section):
 class SftStage(Section):
     """A part of supervised training."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    name: str = Field(pattern=NAME_PATTERN)
     """For logs and checkpoints."""
     mixture: dict[str, Fraction]
     """Share of each kind of example the task offers, e.g. {worked = 0.4, bare = 0.6}."""

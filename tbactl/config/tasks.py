@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from tbactl import registry
-from tbactl.errors import ConfigError
+from tbactl.errors import ConfigError, TaskError, TbactlError
 from tbactl.protocols import Task
 
 GROUP = "tbactl.tasks"
+MEMBERS = ("name", "prompts", "score", "evaluation_prompts", "evaluate", "self_check", "close")
 POLICY_PREFIX = "task:"
 
 
@@ -19,13 +20,22 @@ def build_task(kind: str, options: Mapping[str, Any]) -> Task:
 
     Raises:
         ConfigError: the task is unknown, or refuses an option.
+        TaskError: it cannot be made, or is no task.
     """
     task_class = registry.load(GROUP, kind)
     try:
-        return task_class(**options)
+        task = task_class(**options)
     except TypeError as error:
         # Python's own refusal of a keyword, where a task leaves it at that.
         raise ConfigError(f"task '{kind}' refuses its options: {error}.") from None
+    except TbactlError:
+        raise
+    except Exception as error:
+        raise TaskError(f"task '{kind}' cannot be made: {type(error).__name__}: {error}.") from error
+    missing = [member for member in MEMBERS if not hasattr(task, member)]
+    if missing:
+        raise TaskError(f"'{kind}' is no task: it lacks {', '.join(missing)} (docs/writing-a-task.md).")
+    return task
 
 
 def shipped_policy(kind: str, policy: str) -> Path:

@@ -71,7 +71,18 @@ IDLE: tuple[Idle, ...] = (
         "with trainer.lr_schedule = constant",
     ),
     Idle("evaluation", ("period", "target"), _has_no_evaluation, "with evaluation.num_prompts = 0"),
-    Idle("sync", ("max_logprob_difference",), lambda c: not c.sync.probe_sequences, "with sync.probe_sequences = 0"),
+    Idle(
+        "sync",
+        ("max_logprob_difference", "stop_logprob_difference", "stop_patience"),
+        lambda c: not c.sync.probe_sequences,
+        "with sync.probe_sequences = 0",
+    ),
+    Idle(
+        "sync",
+        ("stop_patience",),
+        lambda c: bool(c.sync.probe_sequences) and not c.sync.stop_logprob_difference,
+        "with sync.stop_logprob_difference = 0",
+    ),
     Idle(
         "policy",
         ("lora_alpha", "lora_target_modules"),

@@ -60,7 +60,8 @@ def event_line(event: Mapping[str, Any]) -> str:
         "process": event.get("process", "?"),
         **(details if isinstance(details, dict) else {}),
     }
-    return _line(pairs)
+    # Tables are for programs.
+    return _line({name: value for name, value in pairs.items() if not isinstance(value, list)})
 
 
 def step_line(step: Mapping[str, Any], *, max_steps: int, page: ControlPage | None = None) -> str:

@@ -7,6 +7,8 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from tbactl.config.layout import RunLayout
@@ -21,6 +23,8 @@ from tbactl.ipc.control_page import ControlPage, RunState
 NUM_EVENTS = 50
 # Steps over which the pace is measured, for the time that is left.
 PACE_STEPS = 10
+# Steps that are remembered: a run may have millions.
+MAX_STEPS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,15 @@ class DashboardState:
         return self.page.searchers if self.page else ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """What is remembered of an optimizer step."""
+
+    time_s: float
+    reward: float | None
+    tokens: float | None
+
+
 class Gatherer:
     """Follows a run's files and remembers what the views need of them."""
 
@@ -129,8 +142,9 @@ class Gatherer:
         self._events_tail = JsonlTail(layout.events)
         self._evaluations_tail = JsonlTail(layout.evaluations)
         self._trajectories_tail = JsonlTail(layout.trajectories)
-        self._steps: dict[int, Mapping[str, float]] = {}
-        self._times: dict[int, float] = {}
+        self._steps: dict[int, _Step] = {}
+        self._metrics: Mapping[str, float] = {}  # of the last step
+        self._evaluation_s = 0.0  # what the last one took
         self._accuracy: dict[int, AccuracyPoint] = {}
         self._events: deque[ShownEvent] = deque(maxlen=NUM_EVENTS)
         self._sample: Sample | None = None
@@ -153,10 +167,10 @@ class Gatherer:
             elapsed_s=elapsed_s,
             step=step,
             eta_s=self._eta_s(step),
-            rewards=self._curve(REWARD),
-            completion_tokens=self._curve(COMPLETION_TOKENS),
+            rewards=[(float(n), s.reward) for n, s in self._steps.items() if s.reward is not None],
+            completion_tokens=[(float(n), s.tokens) for n, s in self._steps.items() if s.tokens is not None],
             accuracy=[self._accuracy[version] for version in sorted(self._accuracy)],
-            metrics=self._steps.get(last, {}),
+            metrics=self._metrics,
             events=list(self._events),
             sample=self._sample,
         )
@@ -164,15 +178,23 @@ class Gatherer:
     def _take_metrics(self, line: Mapping[str, Any]) -> None:
         step = int(line.get("step", 0))
         # A resumed run does the steps after its checkpoint again: what came after them is no longer true.
-        for later in [known for known in self._steps if known > step]:
-            del self._steps[later], self._times[later]
-        self._steps[step] = line.get("metrics", {})
-        self._times[step] = float(line.get("time_s", 0.0))
+        while self._steps and next(reversed(self._steps)) >= step:
+            self._steps.popitem()
+        if len(self._steps) == MAX_STEPS:  # a curve of half as many points looks the same
+            for known in list(self._steps)[: -PACE_STEPS - 1 : 2]:
+                del self._steps[known]
+        self._metrics = line.get("metrics") or {}
+        self._steps[step] = _Step(
+            time_s=float(line.get("time_s", 0.0)),
+            reward=_float_or_none(self._metrics.get(REWARD)),
+            tokens=_float_or_none(self._metrics.get(COMPLETION_TOKENS)),
+        )
 
     def _take_evaluation(self, line: Mapping[str, Any]) -> None:
         metrics = line.get("metrics") or {}
         if not metrics:
             return
+        self._evaluation_s = float(line.get("seconds") or 0.0)
         metric = next(iter(metrics))
         interval = (line.get("intervals") or {}).get(metric)
         version = int(line.get("policy_version", 0))
@@ -184,17 +206,32 @@ class Gatherer:
             num_prompts=int(line.get("num_prompts", 0)),
         )
 
-    def _curve(self, key: str) -> list[Point]:
-        return [(float(step), float(metrics[key])) for step, metrics in self._steps.items() if key in metrics]
-
     def _eta_s(self, step: int) -> float | None:
-        """Seconds for the steps that are left, at the pace of the last ones; None before the second step."""
-        recent = list(self._times.items())[-PACE_STEPS - 1 :]
+        """Seconds for what is left, at the pace of the last steps; None before the second step.
+
+        The last evaluation follows the last step. Those before it cost time of their own in sync mode only, where
+        nobody trains meanwhile.
+        """
+        recent = [(number, known.time_s) for number, known in list(self._steps.items())[-PACE_STEPS - 1 :]]
         if len(recent) < 2:
             return None
-        (first_step, first_s), (last_step, last_s) = recent[0], recent[-1]
-        pace_s = max(0.0, last_s - first_s) / (last_step - first_step)
-        return pace_s * max(0, self._config.trainer.max_steps - step)
+        paces = [max(0.0, b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(recent)]
+        # In sync mode a step that holds an evaluation is an exception, and counted below.
+        pace_s = median(paces) if self._config.mode == "sync" else sum(paces) / len(paces)
+        steps_left = max(0, self._config.trainer.max_steps - step)
+        return pace_s * steps_left + self._evaluation_s * self._evaluations_left(step)
+
+    def _evaluations_left(self, step: int) -> int:
+        section, max_steps = self._config.evaluation, self._config.trainer.max_steps
+        if not section.num_prompts or max_steps in self._accuracy:
+            return 0
+        if self._config.mode == "async" or not section.period:
+            return 1
+        return -(-max_steps // section.period) - step // section.period
+
+
+def _float_or_none(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _sample(line: Mapping[str, Any]) -> Sample:

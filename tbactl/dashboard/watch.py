@@ -10,8 +10,7 @@ from rich.console import Console
 
 from tbactl.clock import Clock, SystemClock
 from tbactl.config.layout import RunLayout, ShmLayout
-from tbactl.config.run_record import RunRecord, read_run_record
-from tbactl.config.sections import RunConfig
+from tbactl.config.run_record import RunRecord, read_run_config, read_run_record
 from tbactl.dashboard.lines import LineSource
 from tbactl.dashboard.live import REFRESH_S, can_draw, draw, open_live
 from tbactl.dashboard.state import Gatherer, PageSnapshot, page_snapshot
@@ -36,7 +35,7 @@ def watch_run(run_directory: Path, *, plain: bool, console: Console | None = Non
         0.
 
     Raises:
-        ConfigError: it is not a run directory.
+        ConfigError: it is not a run directory, or its record or configuration is damaged.
     """
     console, clock = console or Console(), clock or SystemClock()
     watched = WatchedRun(run_directory, clock=clock)
@@ -54,7 +53,7 @@ class WatchedRun:
     def __init__(self, run_directory: Path, *, clock: Clock) -> None:
         self.layout = RunLayout(run_directory)
         self.record = read_run_record(run_directory)
-        self.config = RunConfig.model_validate_json(self.layout.resolved_config.read_bytes())
+        self.config = read_run_config(run_directory)
         self._clock = clock
         self.page = _open_page(self.record)
 

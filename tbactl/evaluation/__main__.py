@@ -1,4 +1,4 @@
-"""`python -m tbactl.evaluation --config FILE`: one JSON line with the result on standard output, all else on stderr."""
+"""`python -m tbactl.evaluation --config FILE`: the result as one JSON line on standard output, or why there is none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tbactl.config.evaluation import EvaluationConfig
 from tbactl.errors import TbactlError
-from tbactl.ipc.child import die_with_parent, run_and_leave
+from tbactl.ipc.child import die_with_parent, report, run_and_leave
 
 
 def main() -> int:
@@ -30,7 +30,9 @@ def main() -> int:
         config = EvaluationConfig.model_validate_json(arguments.config.read_bytes())
         result = evaluate(config)
     except TbactlError as error:
-        sys.stderr.write(f"{error}\n")
+        report(str(error))
+        result_stream.write(f"{error}\n")
+        result_stream.flush()
         return error.exit_code
     result_stream.write(json.dumps(result) + "\n")
     result_stream.flush()

@@ -48,8 +48,7 @@ def fitted(config: EvaluationConfig, *, policy: Path) -> EvaluationConfig:
         positions = json.loads((policy / "config.json").read_bytes()).get("max_position_embeddings")
     except (OSError, ValueError):  # a hub name; the engine will say what is wrong
         return config
-    fields = EvaluationConfig.model_fields
-    is_asked = any(getattr(config, name) != fields[name].default for name in ("max_prompt_tokens", "max_new_tokens"))
+    is_asked = config.model_fields_set & {"max_prompt_tokens", "max_new_tokens"}
     if is_asked or not positions or config.max_prompt_tokens + config.max_new_tokens < positions:
         return config
     half = (positions - 1) // 2
@@ -64,7 +63,7 @@ def as_long_as_needed(config: EvaluationConfig, fit: EvaluationConfig) -> Evalua
         config: as asked for.
         fit: the same, fitted to the policy.
     """
-    if config.max_new_tokens != EvaluationConfig.model_fields["max_new_tokens"].default:
+    if "max_new_tokens" in config.model_fields_set:
         return fit
     model = getattr(registry.load("tbactl.tasks", config.task.kind), "options_model", None)
     own = None if model is None else model.model_fields.get("max_new_tokens")

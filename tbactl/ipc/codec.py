@@ -70,7 +70,7 @@ def decode(data: bytes) -> TrajectoryGroup | EvaluationResult:
         raise CodecError(f"unknown record kind {kind}; known: {', '.join(map(str, _decoders))}.")
     try:
         record = decoder.decode(memoryview(data)[_PREFIX_BYTES:])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CodecError(f"damaged record of {len(data)} bytes: {error}") from error
     _check(record)
     return record

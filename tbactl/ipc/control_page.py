@@ -141,6 +141,7 @@ SEARCHER_WORDS = _words(
     "f_reward_mean",  # moving mean of its own completions
     "f_completion_tokens",
     "f_idle_fraction",
+    "f_longest_turn_s",  # of its loop, over the last 10 s
 )
 
 

@@ -28,6 +28,7 @@ RECORD_OVERHEAD_BYTES = 16
 LAYOUT_VERSION = 1
 
 _MAGIC = int.from_bytes(b"tbaring\0", "little")
+CAPACITY_WORD = 2
 WRITE_CURSOR_WORD, OVERSIZE_WORD = 8, 11
 READ_CURSOR_WORD, CORRUPT_WORD, LOST_WORD = 16, 19, 20
 
@@ -134,6 +135,37 @@ def _no_room(directory: Path, *, needed: int, free: int) -> CapacityError:
     )
 
 
+def ring_stats(path: Path) -> RingStats:
+    """Counters of a ring, read by one who owns neither of its ends.
+
+    Raises:
+        OSError: there is no such file.
+        RingError: it is too short for a ring.
+    """
+    with path.open("rb") as file:
+        header = file.read(HEADER_BYTES)
+    if len(header) < HEADER_BYTES:
+        raise RingError(f"{path}: {len(header)} bytes are too few for a ring.")
+    return _stats(memoryview(header).cast("Q"))
+
+
+def _stats(words: memoryview) -> RingStats:
+    num_read, read_position = Cursor(words, READ_CURSOR_WORD).load()
+    num_written, write_position = Cursor(words, WRITE_CURSOR_WORD).load()
+    capacity_bytes = words[CAPACITY_WORD]
+    return RingStats(
+        capacity_bytes=capacity_bytes,
+        # The other end may have moved between the two loads.
+        used_bytes=min(max(write_position - read_position, 0), capacity_bytes),
+        num_written=num_written,
+        num_read=num_read,
+        num_bytes_written=write_position,
+        num_oversize=words[OVERSIZE_WORD],
+        num_corrupt=words[CORRUPT_WORD],
+        num_lost=words[LOST_WORD],
+    )
+
+
 class RingEnd:
     """What writer and reader have in common: the mapping, its views, and the lock on their half of the header."""
 
@@ -218,18 +250,7 @@ class RingEnd:
     @property
     def stats(self) -> RingStats:
         """Counters of both ends, for metrics."""
-        num_read, _ = self._read.load()
-        num_written, write_position = self._written.load()
-        return RingStats(
-            capacity_bytes=self.capacity_bytes,
-            used_bytes=self.used_bytes,
-            num_written=num_written,
-            num_read=num_read,
-            num_bytes_written=write_position,
-            num_oversize=self._words[OVERSIZE_WORD],
-            num_corrupt=self._words[CORRUPT_WORD],
-            num_lost=self._words[LOST_WORD],
-        )
+        return _stats(self._words)
 
     def close(self) -> None:
         """Unmap. The file and what it holds stay; whoever created it removes it."""

@@ -2,14 +2,13 @@
 
 A directory of two files: `trajectories.msgpack`, records of about a thousand trajectories (length u32, then
 msgpack; numbers as columns; all little-endian), and `buffer.json` with the counters, the orders of drawing, and length
-and CRC32 of the other file. Never pickle. Whoever calls makes the directory appear atomically with the rest of the
-checkpoint.
+and CRC32 of the other file. Never pickle. Whoever calls flushes the files to the disk, and makes the directory appear
+atomically with the rest of the checkpoint.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import struct
 import zlib
 from collections.abc import Iterator
@@ -72,11 +71,10 @@ class _State(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def save_buffer(buffer: ReplayBuffer, directory: Path) -> None:
-    """Write a snapshot into `directory` (made if missing), flushed to disk."""
+    """Write a snapshot into `directory` (made if missing)."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / DATA_NAME).open("wb") as file:
         num_bytes, checksum = _write_records(buffer, file)
-        _flush(file)
     state = _State(
         layout_version=LAYOUT_VERSION,
         num_prompts=len(buffer.prompts),
@@ -88,9 +86,7 @@ def save_buffer(buffer: ReplayBuffer, directory: Path) -> None:
         urn_num_left=buffer.urn.num_left,
         recency=buffer.recency.dump(),
     )
-    with (directory / STATE_NAME).open("wb") as file:
-        file.write(msgspec.json.encode(state))
-        _flush(file)
+    (directory / STATE_NAME).write_bytes(msgspec.json.encode(state))
 
 
 def _write_records(buffer: ReplayBuffer, file: BinaryIO) -> tuple[int, int]:
@@ -137,11 +133,6 @@ def _batched(parts: Iterator[tuple[_Part, Slots]]) -> Iterator[tuple[list[_Part]
             batch, num_trajectories = [], 0
     if batch:
         yield [part for part, _ in batch], np.concatenate([slots for _, slots in batch])
-
-
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def load_buffer(

@@ -120,10 +120,11 @@ class Searcher:
             TbactlError: the engine refuses new weights, or the task breaks its contract.
         """
         self._pulse.enter(ProcessState.RUNNING)
-        while self._run_state <= RunState.RUNNING:
-            if not self.turn():
-                self._parts.status.note_idle(IDLE_S)
-                self._clock.sleep(IDLE_S)
+        while self._run_state < RunState.RUNNING:
+            self._turn_or_rest()
+        self._parts.status.begin()
+        while self._run_state == RunState.RUNNING:
+            self._turn_or_rest()
         if self._run_state == RunState.DRAINING:
             self._pulse.enter(ProcessState.DRAINING)
             self._drain()
@@ -131,9 +132,16 @@ class Searcher:
             self._pulse.progress()
             self._clock.sleep(IDLE_S)
 
+    def _turn_or_rest(self) -> None:
+        if not self.turn():
+            start_s = self._clock.monotonic_s()
+            self._clock.sleep(IDLE_S)
+            self._parts.status.note_idle(self._clock.monotonic_s() - start_s)
+
     def turn(self) -> bool:
         """One turn; returns whether it did anything."""
         self._pulse.progress()
+        self._parts.status.note_turn()
         asked_version = self._parts.evaluator.asked_version
         # Newer weights wait for the evaluation of those it holds: a new engine's are version 0, published nowhere.
         has_worked = not self._holds(asked_version) and self._take_weights(wanted=asked_version)
@@ -248,6 +256,7 @@ class Searcher:
     def _beside_evaluation(self) -> None:
         """What must go on while an evaluation holds the engine: everything but new groups and new weights."""
         self._pulse.progress()
+        self._parts.status.note_turn()
         self._deliver()
         if self._run_state > RunState.RUNNING:
             raise EvaluationAbortedError("the run ends")

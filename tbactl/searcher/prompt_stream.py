@@ -7,10 +7,11 @@ no gaps.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tbactl.errors import TaskError
+from tbactl.errors import TaskError, TbactlError
 from tbactl.types import Prompt
 
 # So many prompts in a row that do not fit mean that none will.
@@ -77,7 +78,7 @@ class PromptStream:
         self, prompts: Iterator[Prompt], encode: Callable[[str], tuple[int, ...]], max_prompt_tokens: int
     ) -> Iterator[StreamedPrompt]:
         position = in_a_row = 0
-        for i, prompt in enumerate(prompts):
+        for i, prompt in enumerate(_checked(prompts)):
             if i % _PROGRESS_PERIOD == 0:
                 self._on_progress()
             token_ids = encode(prompt.text)
@@ -93,6 +94,25 @@ class PromptStream:
                     f"{in_a_row:,} prompts in a row are empty or longer than searchers.max_prompt_tokens = "
                     f"{max_prompt_tokens}, the last one has {len(token_ids)} tokens; raise the limit."
                 )
+
+
+def _checked(prompts: Iterator[Prompt]) -> Iterator[Prompt]:
+    while True:
+        try:
+            prompt = next(prompts)
+        except StopIteration:
+            return
+        except TbactlError:
+            raise
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise TaskError(
+                f"the task's training prompts cannot be made: {type(error).__name__}: {error} ({place.filename}:"
+                f"{place.lineno}, {place.name})."
+            ) from error
+        if not isinstance(prompt, Prompt):
+            raise TaskError(f'prompts("train") gave {type(prompt).__name__}; it must give Prompt.')
+        yield prompt
 
 
 class Cursor:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import queue
+import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from tbactl.searcher.prompt_stream import StreamedPrompt
 from tbactl.types import Completion, Prompt, Reward
 
 logger = logging.getLogger(__name__)
+
+PLACE_CALLS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +106,15 @@ class Scorer:
         if waiting_s > self._limit_s:
             raise TaskError(
                 f"task '{self._task.name}': the reward of one group has not returned for {waiting_s:.0f} s (limit "
-                f"{self._limit_s:g} s, supervision.progress_timeout_s); a reward must limit its own time."
+                f"{self._limit_s:g} s, supervision.progress_timeout_s); a reward must limit its own time. It is at "
+                f"{self._place()}."
             )
+
+    def _place(self) -> str:
+        """Where the thread is now, innermost call first."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        calls = traceback.extract_stack(frame)[: -PLACE_CALLS - 1 : -1] if frame else []
+        return ", called from ".join(f"{c.name} ({c.filename}:{c.lineno})" for c in calls) or "its end"
 
     def _run(self) -> None:
         while (group := self._todo.get()) is not None:
@@ -121,7 +132,7 @@ def score_group(task: Task, group: GeneratedGroup) -> ScoredGroup:
         TaskError: the task does not return one Reward for each completion.
     """
     prompt = group.streamed.prompt
-    rewards = _rewards(task, prompt, group.completions) if group.completions else []
+    rewards = rewards_of(task, prompt, group.completions) if group.completions else []
     scored = []
     failure = "the engine failed" if group.num_failed else ""
     for completion, reward in zip(group.completions, rewards, strict=True):
@@ -136,16 +147,21 @@ def score_group(task: Task, group: GeneratedGroup) -> ScoredGroup:
     )
 
 
-def _rewards(task: Task, prompt: Prompt, completions: Sequence[Completion]) -> list[Reward]:
+def rewards_of(task: Task, prompt: Prompt, completions: Sequence[Completion]) -> list[Reward]:
+    """One for each completion; a completion whose scoring fails, or gives no finite number, has `error` set.
+
+    Raises:
+        TaskError: the task does not return one Reward for each completion.
+    """
     try:
         return _checked(task, task.score(prompt, completions), count=len(completions))
     except TbactlError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if len(completions) == 1:
             return [Reward(value=0.0, error=f"{type(error).__name__}: {error}")]
     # One completion made the reward raise: find out which, the others keep their rewards.
-    return [reward for completion in completions for reward in _rewards(task, prompt, [completion])]
+    return [reward for completion in completions for reward in rewards_of(task, prompt, [completion])]
 
 
 def _checked(task: Task, rewards: object, *, count: int) -> list[Reward]:

@@ -22,9 +22,25 @@ class Status:
         self._clock = clock
         self._updated_s = clock.monotonic_s()
         self._started_s = self._updated_s
-        self._idle_s = 0.0
+        self._idle_s = 0.0  # since the last update
+        self._idles: deque[tuple[float, float]] = deque()  # (when, idle between two updates)
         self._finished: deque[tuple[float, int]] = deque()  # (when, tokens) of the last completions
         self._means: dict[str, float] = {}
+        self._turn_s = self._updated_s
+        self._longest_turn_s = 0.0  # since the last update
+        self._turns: deque[tuple[float, float]] = deque()  # (when, the longest between two updates)
+
+    def begin(self) -> None:
+        """The run has begun: waiting for the other processes until now was no idling."""
+        self._started_s = self._updated_s = self._clock.monotonic_s()
+        self._idle_s = 0.0
+        self._idles.clear()
+
+    def note_turn(self) -> None:
+        """The loop has come round. What holds it up (the engine, new weights, the machine) shows as one long turn."""
+        now = self._clock.monotonic_s()
+        self._longest_turn_s = max(self._longest_turn_s, now - self._turn_s)
+        self._turn_s = now
 
     def note_completion(self, completion: Completion) -> None:
         """A completion came out of the engine."""
@@ -60,15 +76,19 @@ class Status:
         now = self._clock.monotonic_s()
         if now - self._updated_s < _UPDATE_S:
             return
-        while self._finished and self._finished[0][0] < now - _WINDOW_S:
-            self._finished.popleft()
+        self._turns.append((now, self._longest_turn_s))
+        self._longest_turn_s = 0.0
+        self._idles.append((now, self._idle_s))
+        for dated in (self._finished, self._turns, self._idles):
+            while dated and dated[0][0] < now - _WINDOW_S:
+                dated.popleft()
         window_s = min(_WINDOW_S, max(now - self._started_s, _UPDATE_S))
-        idle = self._idle_s / (now - self._updated_s)
         self._idle_s, self._updated_s = 0.0, now
-        self._note("f_idle_fraction", min(1.0, idle))
         self._slot.set(
             num_active_requests=num_active_requests,
             f_ring_fill=ring_fill,
+            f_idle_fraction=min(1.0, sum(seconds for _, seconds in self._idles) / window_s),
+            f_longest_turn_s=max(seconds for _, seconds in self._turns),
             f_tokens_per_s=sum(tokens for _, tokens in self._finished) / window_s,
             **self._means,
         )

@@ -16,6 +16,7 @@ from tbactl import registry
 from tbactl.clock import SystemClock
 from tbactl.config.sections import SftConfig
 from tbactl.errors import ConfigError, TaskError, TbactlError
+from tbactl.ipc.child import run_and_leave
 from tbactl.sft.examples import ExampleSource
 from tbactl.sft.loop import train
 
@@ -33,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
         policy = train(config, source=_example_source(config), clock=SystemClock(), resume=options.resume)
     except TbactlError as error:
-        print(f"tbactl sft: {error}", file=sys.stderr)
+        print(error)  # standard output: what started this process makes it its own message
         return error.exit_code
     print(policy)
     return 0
@@ -54,4 +55,4 @@ def _example_source(config: SftConfig) -> ExampleSource:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_and_leave(main)

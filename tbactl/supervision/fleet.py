@@ -13,6 +13,7 @@ from tbactl.errors import CapacityError, CheckpointError, ChildFailedError, Conf
 from tbactl.ipc.control_page import ControlPage, ProcessState, RunState, Slot
 from tbactl.supervision.events import EventLog
 from tbactl.supervision.identity import is_stopped
+from tbactl.supervision.inquest import Sign
 from tbactl.supervision.process import ChildProcess, ProcessSpec
 from tbactl.supervision.restart import RestartPolicy
 from tbactl.supervision.watchdog import complaint
@@ -54,6 +55,7 @@ class Fleet:
         self._policy = RestartPolicy(config.supervision)
         self._children: dict[str, ChildProcess] = {}
         self._stopped_since_s: dict[int, float] = {}  # by pid
+        self._stalled: dict[str, Sign] = {}  # as they were before they were made to write their stacks
         self._searchers = {spec.name: _Searcher() for spec in self._specs.values() if spec.role == "searcher"}
 
     def start_all(self) -> None:
@@ -126,24 +128,28 @@ class Fleet:
                 self._handle_exit(child, why=child.describe_exit())
 
     def dump_stacks(self, children: Iterable[ChildProcess]) -> None:
-        """Have children write the stacks of all their threads into their logs."""
-        for child in children:
-            child.signal(signal.SIGUSR1)
-        self._clock.sleep(STACK_DUMP_S)
+        """Have children write the stacks of all their threads into their logs.
 
-    def last_signs(self) -> str:
-        """One line for each living child: its state and how long ago it was heard of."""
-        now_ns = self._now_ns()
-        lines = []
-        for child in self.alive():
-            slot = self._slot(child.spec)
-            state = ProcessState(slot.get("state")).name
-            heartbeat_s, progress_s = ((now_ns - slot.get(word)) / 1e9 for word in ("heartbeat_ns", "progress_ns"))
-            lines.append(
-                f"  | {child.spec.name} (pid {child.pid}): {state}, last heartbeat {heartbeat_s:.1f} s ago, last "
-                f"progress {progress_s:.1f} s ago"
-            )
-        return "\n".join(lines)
+        One that is stopped has to go on for it. One that does not listen yet is left alone: the signal would end it.
+        """
+        asked = [child for child in children if self._slot(child.spec).get("pid") == child.pid]
+        for child in asked:
+            child.signal(signal.SIGUSR1)
+            if is_stopped(child.pid):
+                child.signal(signal.SIGCONT)
+        if asked:
+            self._clock.sleep(STACK_DUMP_S)
+
+    def signs(self) -> list[Sign]:
+        """When each process was last heard of, trainers first. Of one that was ended: what was seen then."""
+        alive = {child.spec.name for child in self.alive()}
+        return [
+            self._stalled[name] if name in self._stalled else self._sign(spec, is_alive=name in alive)
+            for name, spec in self._specs.items()
+        ]
+
+    def _sign(self, spec: ProcessSpec, *, is_alive: bool) -> Sign:
+        return Sign.of(spec.name, self._slot(spec), is_alive=is_alive, now_ns=self._now_ns())
 
     def _start(self, spec: ProcessSpec) -> None:
         slot = self._slot(spec)
@@ -163,6 +169,7 @@ class Fleet:
         except OSError as error:
             raise ChildFailedError(f"cannot start {spec.name}: {error}.") from error
         self._children[spec.name] = child
+        self._stalled.pop(spec.name, None)
         self._events.record("child_started", process=spec.name, pid=child.pid, attempt=attempt)
 
     def _complaint(self, child: ChildProcess) -> str | None:
@@ -211,6 +218,7 @@ class Fleet:
 
     def _end_stalled(self, child: ChildProcess, *, reason: str) -> None:
         self._events.record("child_stalled", process=child.spec.name, pid=child.pid, reason=reason)
+        self._stalled[child.spec.name] = self._sign(child.spec, is_alive=False)
         self.dump_stacks([child])
         child.kill()
         self._handle_exit(child, why=f"ended by the supervisor: {reason}")

@@ -132,7 +132,11 @@ def split_devices(gpus: Sequence[str], *, num_ranks: int, num_searchers: int) ->
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports that nobody uses now, all different: bound together, then released."""
+    """Ports that nobody uses now, all different: where each searcher's vLLM begins to look.
+
+    They are bound together and then released, so one may be in use when a searcher starts. vLLM binds what it chooses
+    itself and passes over ports in use; on one device it needs none, for it meets in a file. Trainer ranks need none.
+    """
     sockets = [socket.socket() for _ in range(count)]
     try:
         for listener in sockets:

@@ -9,11 +9,10 @@ from typing import Any
 
 from tbactl.config.sections import PolicySection, RunConfig
 from tbactl.config.tasks import POLICY_PREFIX, shipped_policy
-from tbactl.errors import ConfigError
 from tbactl.policies.packaged import PACKAGE_PREFIX, packaged_policy
+from tbactl.policies.weights_header import tensor_shapes
 
 BYTES_PER_PARAMETER = {"float32": 4, "bfloat16": 2}
-MAX_HEADER_BYTES = 100 * 2**20
 
 
 def resolve_policy(config: RunConfig) -> Path:
@@ -38,22 +37,12 @@ def published_bytes(policy: PolicySection, *, directory: Path) -> int:
     """
     shapes: dict[str, list[int]] = {}
     for file in sorted(directory.glob("*.safetensors")) if directory.is_dir() else ():
-        shapes |= _tensor_shapes(file)
+        shapes |= tensor_shapes(file)
     parameters = sum(math.prod(shape) for shape in shapes.values())
     if shapes and "lm_head.weight" not in shapes:
         settings = _settings(directory)
         parameters += int(settings.get("vocab_size", 0)) * int(settings.get("hidden_size", 0))
     return parameters * BYTES_PER_PARAMETER[policy.dtype]
-
-
-def _tensor_shapes(file: Path) -> dict[str, list[int]]:
-    # A safetensors file starts with the length of its JSON header: 8 bytes, little-endian.
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if length > MAX_HEADER_BYTES:
-            raise ConfigError(f"{file} is not a safetensors file: its header would have {length:,} bytes.")
-        header = json.loads(stream.read(length))
-    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
 
 
 def _settings(directory: Path) -> dict[str, Any]:

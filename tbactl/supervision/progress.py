@@ -12,6 +12,8 @@ from tbactl.dashboard.tail import JsonlTail
 from tbactl.ipc.control_page import AlarmKind, ControlPage, ProcessState
 from tbactl.supervision.events import EventLog
 
+MAX_MILESTONES = 10_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Milestone:
@@ -36,7 +38,8 @@ class ProgressRecorder:
         self._num_completions = num_completions
         self._evaluations = JsonlTail(evaluations, from_end=True)
         self._milestones: list[Milestone] = []
-        self._evaluated = {int(line["policy_version"]) for line in JsonlTail(evaluations).read_new()}
+        # With a result, or known to be without one.
+        self._settled = {int(line["policy_version"]) for line in JsonlTail(evaluations).read_new()}
         self._asked: list[int] = []
         self._training_since_s: float | None = None
         self._seen: dict[tuple[str, str], float] = {}
@@ -45,7 +48,7 @@ class ProgressRecorder:
         """All processes are ready: from here training time counts, and what an earlier attempt did beyond is undone."""
         self._training_since_s = self._events.elapsed_s
         version = self._page.trainer().get("policy_version")
-        self._evaluated = {evaluated for evaluated in self._evaluated if evaluated <= version}
+        self._settled = {settled for settled in self._settled if settled <= version}
         self._events.record("run_state", state="RUNNING", policy_version=version)
 
     @property
@@ -85,6 +88,8 @@ class ProgressRecorder:
     def _observe_version(self, version: int) -> None:
         if self._milestones and self._milestones[-1].policy_version == version:
             return
+        if len(self._milestones) == MAX_MILESTONES:  # no evaluation is so far behind
+            del self._milestones[: MAX_MILESTONES // 2]
         self._milestones.append(
             Milestone(
                 policy_version=version,
@@ -117,16 +122,18 @@ class ProgressRecorder:
         """Evaluations that were asked for and are over without a result."""
         while self._asked and self._asked[0] < num_done:
             version = self._asked.pop(0)
-            if version not in self._evaluated:
-                self.record_missed(version, reason="it failed, or the next one was due before it began")
+            self.record_missed(version, reason="it failed, or the next one was due before it began")
 
     def record_missed(self, policy_version: int, *, reason: str) -> None:
-        """There will be no evaluation of this version."""
+        """There will be no evaluation of this version. Said once, and not where there was one."""
+        if policy_version in self._settled:
+            return
+        self._settled.add(policy_version)
         self._events.record("evaluation_missed", process="searcher-0", policy_version=policy_version, reason=reason)
 
     def _record_evaluation(self, evaluation: dict[str, Any]) -> None:
         version = int(evaluation.get("policy_version", 0))
-        self._evaluated.add(version)
+        self._settled.add(version)
         milestone = self.milestone(version)
         self._events.record(
             "evaluation",

@@ -27,6 +27,9 @@ from tbactl.supervision.policy import published_bytes, resolve_policy
 from tbactl.supervision.process import ProcessSpec
 from tbactl.supervision.shared_memory import check_free_space, shared_memory_layout
 
+# For run.json, page.json, summary.json and the last events, many times over.
+RESERVE_BYTES = 2**18
+
 # What starts a child: from its settings and the file they are written to.
 ArgvBuilder = Callable[[ProcessConfig, Path], tuple[str, ...]]
 
@@ -52,6 +55,10 @@ class RunDirectory:
     def root(self) -> Path:
         """The run directory."""
         return self.layout.root
+
+    def free_reserve(self) -> None:
+        """Give back the room kept for the last words: from here on they are written."""
+        self.layout.reserve.unlink(missing_ok=True)
 
     def write_record(self, record: RunRecord) -> None:
         """Replace run.json."""
@@ -117,7 +124,13 @@ def prepare(
         resume_checkpoint=checkpoint,
     )
     run.write_record(run.record)
+    _reserve(layout.reserve)
     return run
+
+
+def _reserve(path: Path) -> None:
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
 
 
 def new_directory(config: RunConfig, *, clock: Clock) -> Path:
@@ -129,7 +142,7 @@ def new_directory(config: RunConfig, *, clock: Clock) -> Path:
     while True:
         directory = parent / (stem if number == 1 else f"{stem}-{number}")
         try:
-            directory.mkdir()
+            directory.mkdir(mode=0o700)  # prompts, completions and settings are the user's own
         except FileExistsError:
             number += 1
         else:

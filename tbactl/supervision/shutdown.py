@@ -63,6 +63,7 @@ class Shutdown:
         self._try(lambda: self._announce(RunState.STOPPING))
         if has_run:
             self._try(lambda: self._wait(ask_until_s, self._all_stopped))
+            self._try(self._ask_for_stacks)
         self._try(self._terminate)
         self._try(lambda: self._wait(min(deadline_s, self._clock.monotonic_s() + TERMINATE_S), self._all_ended))
         self._try(self._kill)
@@ -82,6 +83,11 @@ class Shutdown:
     def _announce(self, state: RunState) -> None:
         self._page.supervisor.set(run_state=state)
         self._events.record("run_state", state=state.name)
+
+    def _ask_for_stacks(self) -> None:
+        """Have those that were asked in vain say where they are."""
+        if not self._fleet.all_stopped and not self._signals.hurry:
+            self._fleet.dump_stacks(self._fleet.alive())
 
     def _terminate(self) -> None:
         for child in self._fleet.alive():

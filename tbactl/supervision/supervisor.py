@@ -36,6 +36,7 @@ from tbactl.ipc.control_page import ControlPage, ProcessState, RunState
 from tbactl.supervision.atomic import point_symlink, write_text
 from tbactl.supervision.events import EventLog, utc
 from tbactl.supervision.fleet import Fleet
+from tbactl.supervision.inquest import Inquest
 from tbactl.supervision.progress import ProgressRecorder
 from tbactl.supervision.reclaim import end_processes_of, reclaim
 from tbactl.supervision.run_directory import ArgvBuilder, RunDirectory, child_argv, prepare
@@ -163,6 +164,7 @@ def _run_and_record(run: RunDirectory, *, signals: StopSignals, events: EventLog
                 run.layout, page=memory.page, config=run.config, record=started, clock=clock, plain=plain
             ) as view:
                 ending = supervisor.run(view)
+            run.free_reserve()
             facts = supervisor.facts()
             write_text(run.layout.final_page, page_snapshot(memory.page).to_json())
     except TbactlError as error:
@@ -170,6 +172,7 @@ def _run_and_record(run: RunDirectory, *, signals: StopSignals, events: EventLog
     except OSError as error:
         ending = ending.unwritten(error)
     finally:
+        run.free_reserve()
         duration_s = round(events.elapsed_s, 3)
         events.record("run_ended", outcome=ending.outcome, exit_code=ending.exit_code, duration_s=duration_s, **facts)
         record = started.model_copy(
@@ -206,6 +209,7 @@ class Supervisor:
     def __init__(
         self, run: RunDirectory, *, page: ControlPage, signals: StopSignals, events: EventLog, clock: Clock
     ) -> None:
+        self._run = run
         self._config = run.config
         self._page = page
         self._signals = signals
@@ -248,7 +252,21 @@ class Supervisor:
             self._fleet.start_all()
             return self._watch()
         except TbactlError as error:
-            return Ending(outcome="failed", exit_code=error.exit_code, error=error)
+            return Ending(outcome="failed", exit_code=error.exit_code, error=self._explained(error))
+
+    def _explained(self, error: TbactlError) -> TbactlError:
+        """The error that ends the run, with what everybody was doing; recorded, and their stacks in their logs."""
+        inquest = Inquest.hold(
+            self._fleet.signs(), shm=self._run.shm, num_searchers=self._config.searchers.num_searchers
+        )
+        self._events.record("run_failing", error=str(error).partition("\n")[0], **inquest.details())
+        self._fleet.dump_stacks(self._fleet.alive())
+        if not isinstance(error, ChildFailedError):
+            return error  # a mistake of the user's: where the others were does not matter
+        logs = self._run.specs[0].log_path.parent
+        return ChildFailedError(
+            f"{error}\nWhat each process was doing (the stacks of those that live are in {logs}):\n{inquest}"
+        )
 
     def _watch(self) -> Ending:
         last_s = self._clock.monotonic_s()
@@ -309,12 +327,9 @@ class Supervisor:
         still_s = now - self._run_moved_s
         limit_s = self._config.supervision.progress_timeout_s
         if still_s > limit_s:
-            children = self._fleet.alive()
-            signs = self._fleet.last_signs()
-            self._fleet.dump_stacks(children)
             raise ChildFailedError(
                 f"the run stands still: everybody waits, without a completion or a step for {still_s:.0f} s "
-                f"(supervision.progress_timeout_s = {limit_s:g}). The processes' stacks are in their logs.\n{signs}"
+                f"(supervision.progress_timeout_s = {limit_s:g})."
             )
 
     def _is_complete(self) -> bool:

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from safetensors.numpy import load_file, save_file
 
 from tbactl.config.layout import ProcessConfig
@@ -40,6 +41,8 @@ class FakeLearnerOptions(Section):
     """Of the logits."""
     momentum: Fraction = 0.5
     """Of the gradient; part of what a resume must restore."""
+    leak_bytes: Annotated[int, Field(ge=0)] = 0
+    """Memory that each update takes and never gives back: what a soak must find."""
     faults: tuple[Fault, ...] = ()
     """What goes wrong, and when."""
 
@@ -86,6 +89,7 @@ class FakeLearner:
         self._moving = config.run.reference
         self._velocity = np.zeros(VOCABULARY)
         self._num_updates = 0
+        self._leaked: list[bytes] = []
 
     def update(
         self,
@@ -117,6 +121,8 @@ class FakeLearner:
         logits = self._policy.logits - self._options.learning_rate * self._velocity
         self._policy = FakePolicy(logits.astype(np.float32))
         self._num_updates += 1
+        if self._options.leak_bytes:
+            self._leaked.append(b"\1" * self._options.leak_bytes)
         self._move_reference()
         all_residuals = np.concatenate(residuals)
         metrics = {

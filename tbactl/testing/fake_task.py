@@ -74,6 +74,7 @@ class FakeTask:
             metrics={"reward": mean},
             intervals={"reward": (max(0.0, mean - half), min(1.0, mean + half))},
             seconds=time.monotonic() - started_s,
+            template="problem {number}",
         )
 
     def self_check(self) -> list[str]:

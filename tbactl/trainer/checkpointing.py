@@ -1,10 +1,13 @@
-"""What a checkpoint of the trainer holds, and how a run goes on from it."""
+"""What a checkpoint of the trainer holds, how it is written beside the training, and how a run goes on from it."""
 
 from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from tbactl.config.layout import CheckpointLayout, ProcessConfig
 from tbactl.config.resume import fixed_differences
 from tbactl.config.settings import dotted
 from tbactl.config.toml_lines import KeyPath
-from tbactl.errors import CheckpointError
+from tbactl.errors import CheckpointError, TbactlError
 from tbactl.protocols import Learner
 from tbactl.replay.buffer import ReplayBuffer
 from tbactl.replay.snapshot import save_buffer
@@ -24,15 +27,55 @@ from tbactl.trainer.buffers import saved_buffer
 logger = logging.getLogger(__name__)
 
 
-class Checkpointing:
-    """Writes learner, exported policy, replay buffer and state as one transaction."""
+# How often a wait for the disk is reported as progress.
+_REPORT_S = 1.0
 
-    def __init__(self, store: CheckpointStore, *, state: TrainerState, buffer: ReplayBuffer, learner: Learner) -> None:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletedCheckpoint:
+    """A checkpoint that is on the disk."""
+
+    step: int
+    seconds: float
+    """That completing it has taken, beside the training or not."""
+
+
+class Checkpointing:
+    """Writes learner, exported policy, replay buffer and state as one transaction.
+
+    All files are written at the step itself, so that they are of one moment. Then a thread completes the checkpoint:
+    flushes them to the disk, computes checksums, gives names. One checkpoint at a time: the next waits for it.
+
+    Args:
+        store: the run's checkpoints.
+        state, buffer, learner: what is saved.
+        asynchronous: go on training while a checkpoint is completed.
+        timeout_s: longest wait for the disk.
+        note_progress: called now and then in such a wait.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        *,
+        state: TrainerState,
+        buffer: ReplayBuffer,
+        learner: Learner,
+        asynchronous: bool,
+        timeout_s: float,
+        note_progress: Callable[[], object],
+    ) -> None:
         self._store = store
         self._state = state
         self._buffer = buffer
         self._learner = learner
+        self._asynchronous = asynchronous
+        self._timeout_s = timeout_s
+        self._note_progress = note_progress
         self._written: int | None = None
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[CompletedCheckpoint] | None = None
+        self._completed: CompletedCheckpoint | None = None
 
     def has(self, step: int) -> bool:
         """Whether this process has written (or resumed from) the checkpoint of a step, and nothing happened since."""
@@ -43,20 +86,70 @@ class Checkpointing:
         self._written = self._state.policy_version
 
     def write(self) -> None:
-        """Write a checkpoint of the state as it is.
+        """Write a checkpoint of the state as it is; the one before is completed first.
 
         Raises:
             CapacityError: the disk is full.
-            CheckpointError: the exported policy does not load as it was written.
+            CheckpointError: the exported policy does not load as it was written, or the disk takes too long.
         """
+        self.finish()
         step = self._state.policy_version
-        with self._store.writing(step=step) as checkpoint:
+        with self._store.staging(step=step) as checkpoint:
             self._learner.export_policy(checkpoint.policy)
             self._learner.save(checkpoint.learner)
             save_buffer(self._buffer, checkpoint.replay)
             write_trainer_state(checkpoint, self._state)
         self._written = step
-        logger.info("checkpoint step=%d", step)
+        self._pending = self._executor.submit(self._complete, step)
+        if not self._asynchronous:
+            self.finish()
+
+    def _complete(self, step: int) -> CompletedCheckpoint:
+        start_s = time.perf_counter()
+        self._store.complete(step=step)
+        return CompletedCheckpoint(step=step, seconds=time.perf_counter() - start_s)
+
+    def take_completed(self) -> CompletedCheckpoint | None:
+        """The newest checkpoint that was completed since the last call, if any. Never waits.
+
+        Raises:
+            CapacityError: the disk is full.
+            CheckpointError: it could not be completed for another reason.
+        """
+        if self._pending is not None and self._pending.done():
+            self.finish()
+        completed, self._completed = self._completed, None
+        return completed
+
+    def finish(self) -> None:
+        """Wait until the checkpoint that is being completed, if any, is on the disk.
+
+        Raises:
+            CapacityError: the disk is full.
+            CheckpointError: it could not be completed for another reason, or not in time.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        until_s = time.monotonic() + self._timeout_s
+        while wait([pending], timeout=min(_REPORT_S, self._timeout_s)).not_done:
+            if time.monotonic() >= until_s:
+                raise CheckpointError(
+                    f"checkpoint {self._written} is not on the disk after {self._timeout_s:g} s "
+                    f"(supervision.progress_timeout_s). Earlier checkpoints are untouched; look for what holds the "
+                    f"disk up, or raise the limit."
+                )
+            self._note_progress()
+        self._completed = pending.result()
+        logger.info("checkpoint step=%d seconds=%.2f", self._completed.step, self._completed.seconds)
+
+    def close(self) -> None:
+        """Let the last checkpoint be completed although the run has failed. What fails here as well is only logged."""
+        try:
+            self.finish()
+        except TbactlError as error:
+            logger.error("%s", error)
+        self._executor.shutdown(wait=False)
 
 
 def new_state(config: ProcessConfig) -> TrainerState:

@@ -99,6 +99,7 @@ class TrainerLoop:
         self._batches.settle()
         if not self._checkpointing.has(self._state.policy_version):
             self._write_checkpoint()
+        self._finish_checkpoint()
         self._board.show_state()
         if self._state.policy_version >= self._run.trainer.max_steps:
             self._board.show_finished()
@@ -172,6 +173,7 @@ class TrainerLoop:
         metrics |= self._intake.take_fresh_metrics()
         metrics |= buffer_metrics(self._buffer, state=state, num_damaged=self._intake.num_damaged)
         metrics |= self._syncing.observe()
+        self._note_completed()
         metrics |= self._pace.metrics(self._watch.take(), step_s=step_s)
         metrics |= {
             ELAPSED: state.training_s,
@@ -195,5 +197,16 @@ class TrainerLoop:
         self._board.enter(TrainerPhase.CHECKPOINTING)
         with self._watch.measure("checkpoint"):
             self._checkpointing.write()
-        self._board.show_checkpoint(self._state.policy_version)
+        self._note_completed()
         self._waiter.note_progress()
+
+    def _finish_checkpoint(self) -> None:
+        self._checkpointing.finish()
+        self._note_completed()
+
+    def _note_completed(self) -> None:
+        """A checkpoint is on the disk since the last look: show it."""
+        completed = self._checkpointing.take_completed()
+        if completed is not None:
+            self._watch.seconds["checkpoint_completion"] = completed.seconds
+            self._board.show_checkpoint(completed.step)

@@ -26,6 +26,11 @@ LOOPBACK = "lo"
 RENDEZVOUS_FILE = "trainer-ranks"
 
 
+def _arrival(rank: int) -> str:
+    """Key that says that a rank has come to the meeting."""
+    return f"tbactl/arrived/{rank}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """What rank 0 asks of all ranks."""
@@ -57,18 +62,20 @@ class RankGroup:
         backend = "nccl" if device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=config.run.supervision.progress_timeout_s)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+        store = self._store(config)
+        store.set(_arrival(self.rank), "1")
         try:
             if self._is_ours:
-                dist.init_process_group(
-                    backend, store=self._store(config), rank=self.rank, world_size=self.size, timeout=timeout
-                )
+                dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout)
             # Rank 0 may rest for longer than a collective may take: its silence is bounded by the supervisor, which
             # ends a rank 0 that stands still, and by the kernel, which closes the connection of one that dies.
             commands = dist.new_group(backend="gloo", timeout=timedelta(days=365))
         except (RuntimeError, TimeoutError) as error:
+            missing = [str(rank) for rank in range(self.size) if not store.check([_arrival(rank)])]
+            whom = f"rank {', '.join(missing)} did not come" if missing else "all came, but not all could connect"
             raise ChildFailedError(
                 f"trainer rank {self.rank}: the {self.size} ranks did not meet within {timeout.total_seconds():g} s "
-                f"(supervision.progress_timeout_s): {error}"
+                f"(supervision.progress_timeout_s); {whom}: {error}"
             ) from error
         assert isinstance(commands, dist.ProcessGroup)
         self._commands = commands

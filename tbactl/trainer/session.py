@@ -80,7 +80,7 @@ def lead(config: ProcessConfig, *, learner: Learner, page: ControlPage, pulse: P
         ConfigError: a logger cannot work.
     """
     run = config.run
-    store = CheckpointStore(config.layout, keep_last=run.checkpoint.keep_last)
+    store = CheckpointStore(config.layout, keep_last=run.checkpoint.keep_last, keep_every=run.checkpoint.keep_every)
     checkpoint = find_checkpoint(config)
     if checkpoint is None:
         state = new_state(config)
@@ -90,10 +90,19 @@ def lead(config: ProcessConfig, *, learner: Learner, page: ControlPage, pulse: P
         learner.load(CheckpointLayout(checkpoint).learner)
         store.forget_after(state.policy_version)
         logger.info("resumed checkpoint=%s trajectories=%d", checkpoint.name, len(buffer))
-    checkpointing = Checkpointing(store, state=state, buffer=buffer, learner=learner)
+    checkpointing = Checkpointing(
+        store,
+        state=state,
+        buffer=buffer,
+        learner=learner,
+        asynchronous=run.checkpoint.asynchronous,
+        timeout_s=run.supervision.progress_timeout_s,
+        note_progress=pulse.progress,
+    )
     if checkpoint is not None:
         checkpointing.note_resumed()
     with ExitStack() as stack:
+        stack.callback(checkpointing.close)
         loggers = FanOut.of(run.logging)
         loggers.start(config.run_directory, run.model_dump(mode="json"))
         stack.callback(loggers.close)

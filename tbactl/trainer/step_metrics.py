@@ -42,6 +42,7 @@ def buffer_metrics(buffer: ReplayBuffer, *, state: TrainerState, num_damaged: in
     return {
         "replay/trajectories/value": float(len(buffer)),
         "replay/prompts/value": float(len(buffer.prompts)),
+        "replay/eligible_prompts/value": float(buffer.num_eligible_prompts),
         "replay/samples_per_insert/value": state.total("trajectories_trained") / max(1, num_received),
         "replay/duplicates/total": float(counters.num_duplicates),
         "replay/near_duplicates/total": float(counters.num_near_duplicates),

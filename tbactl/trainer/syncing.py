@@ -9,6 +9,7 @@ from pathlib import Path
 from tbactl.checkpoints.trainer_state import TrainerState
 from tbactl.clock import Clock
 from tbactl.config.sections import SyncSection
+from tbactl.errors import ChildFailedError
 from tbactl.ipc.control_page import ControlPage, ProcessState
 from tbactl.protocols import Learner, ProbeBatch
 from tbactl.replay.buffer import ReplayBuffer
@@ -30,7 +31,8 @@ class Syncing:
     """Publishes policy versions; never waits for anybody.
 
     A searcher that does not take new weights in time is the supervisor's to restart; here it is an alarm. So is one
-    whose log-probs of the probe differ too much from the trainer's, or whose weights are not the published ones.
+    whose log-probs of the probe differ too much from the trainer's, or whose weights are not the published ones. Where
+    they differ by far, version after version, the run ends: what such a searcher generates is another policy's.
     """
 
     def __init__(
@@ -57,6 +59,8 @@ class Syncing:
         self._fingerprints: dict[int, int] = {}
         self._lags = [_Lag(since_s=clock.monotonic_s()) for _ in self._searchers]
         self._checked = [0] * len(self._searchers)
+        # Versions in a row that each searcher held with log-probs beyond the level that ends the run.
+        self._num_off = [0] * len(self._searchers)
 
     def publish(self) -> None:
         """Publish the learner's weights as the state's policy version."""
@@ -89,7 +93,11 @@ class Syncing:
         return ProbeBatch(sequences=tuple(sequences))
 
     def observe(self) -> dict[str, float]:
-        """Look at the searchers once; metrics, with alarms counted and logged."""
+        """Look at the searchers once; metrics, with alarms counted and logged.
+
+        Raises:
+            ChildFailedError: a searcher's log-probs have been far off for too many versions.
+        """
         self._check_acknowledgements()
         self._check_loaded()
         searchers = [slot.snapshot() for slot in self._searchers]
@@ -103,6 +111,7 @@ class Syncing:
             "searcher/sync_s/max": max(searcher["f_sync_seconds"] for searcher in searchers),
             "searcher/tokens_per_s/sum": sum(searcher["f_tokens_per_s"] for searcher in searchers),
             "searcher/ring_fill/max": max(searcher["f_ring_fill"] for searcher in searchers),
+            "searcher/turn_s/max": max(searcher["f_longest_turn_s"] for searcher in searchers),
             "searcher/idle/mean": sum(searcher["f_idle_fraction"] for searcher in searchers) / len(searchers),
             "searcher/completions/total": float(sum(searcher["num_completions"] for searcher in searchers)),
         }
@@ -138,6 +147,7 @@ class Syncing:
                     f"searcher {index}, policy version {version}: its log-probs of the probe differ from the trainer's "
                     f"by up to {difference:.3g} nats (sync.max_logprob_difference = {limit:g})"
                 )
+            self._end_if_off(index, difference=difference)
             loaded, published = slot.get("fingerprint"), self._fingerprints.get(version)
             if published is not None and loaded != published:
                 self._state.count(fingerprint_mismatches=1)
@@ -145,6 +155,19 @@ class Syncing:
                     f"searcher {index}, policy version {version}: its weights have the fingerprint {loaded:016x}..., "
                     f"the published ones {published:016x}...: the file was damaged or exchanged"
                 )
+
+    def _end_if_off(self, index: int, *, difference: float) -> None:
+        """A look at a version that a searcher has just loaded: the gate behind the alarm."""
+        limit, patience = self._section.stop_logprob_difference, self._section.stop_patience
+        self._num_off[index] = 0 if difference <= limit else self._num_off[index] + 1
+        if limit and self._num_off[index] >= patience:
+            raise ChildFailedError(
+                f"searcher {index}: its log-probs of the probe differ from the trainer's by up to {difference:.3g} "
+                f"nats, for {self._num_off[index]} policy versions in a row by more than {limit:g} "
+                f"(sync.stop_logprob_difference, sync.stop_patience = {patience}): it does not hold the policy that "
+                f"is trained. Look for engine settings that change the model (quantization, dtype, adapters); 0 lets "
+                f"such a run go on."
+            )
 
     def _alarm(self, text: str) -> None:
         logger.error("alarm: %s", text)

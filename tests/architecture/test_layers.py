@@ -39,6 +39,7 @@ def test_help_imports_neither_heavy_packages_nor_any_command():
     "module",
     [
         "tbactl.cli.commands.run",
+        "tbactl.cli.commands.plan",
         "tbactl.cli.commands.eval",
         "tbactl.cli.commands.sft",
         "tbactl.cli.commands.buffer",

@@ -3,6 +3,7 @@ two are the point."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from benchmarks.resume_digest import PARTS, digests
 from tbactl.checkpoints.consolidate import consolidate
 from tbactl.errors import CheckpointError, ConfigError
 from tbactl.ipc.codec import encode
@@ -295,6 +297,16 @@ def test_checkpoint_of_another_stage_is_refused(new_learner, tmp_path):
         new_learner(zero_stage=2).load(tmp_path / "learner")
 
 
+@pytest.mark.fault("I-53")
+def test_checkpoint_of_another_number_of_ranks_is_refused(new_learner, tmp_path):
+    learner = new_learner(zero_stage=1)
+    learner.save(tmp_path / "learner")
+    path = tmp_path / "learner" / "learner.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"num_ranks": 2}))
+    with pytest.raises(CheckpointError, match="cannot be continued with these settings: num_ranks was 2, is 1"):
+        learner.load(tmp_path / "learner")
+
+
 class Payload:
     """What an attacker would put into a pickle."""
 
@@ -374,6 +386,9 @@ def test_sync_run_resumes_bit_for_bit(tmp_path, policy):
 
     for name in ("policy/model.safetensors", "replay/trajectories.msgpack"):
         assert (whole.checkpoint(6) / name).read_bytes() == (second.checkpoint(6) / name).read_bytes(), name
+    ours, theirs = (digests(run.config.layout.root, step=6) for run in (whole, second))
+    # Each has the metrics of its own steps; they are compared below.
+    assert {part: ours[part] for part in PARTS[:-1]} == {part: theirs[part] for part in PARTS[:-1]}
     expected = {line["step"]: line["metrics"] for line in whole.metrics()}
     emitted = {name for metrics in expected.values() for name in metrics}
     assert emitted | IN_ASYNC_MODE | OF_OTHER_OBJECTIVES == documented_metrics()

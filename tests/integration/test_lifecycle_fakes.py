@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tbactl.config.layout import RunLayout
+from tbactl.dashboard.state import PageSnapshot
 from tests.support.supervised_run import SupervisedRun, supervised_run
 
 # Slow enough to be disturbed, fast enough for a test: 12 steps of 0.2 s.
@@ -146,6 +147,17 @@ def test_engine_that_ignores_its_weights_sets_off_the_alarm(tmp_path: Path):
         run.assert_nothing_left()
 
 
+@pytest.mark.fault("I-18")
+def test_engine_that_goes_on_ignoring_its_weights_ends_the_run(tmp_path: Path):
+    searchers = {**SECTIONS["searchers"], "engine_options": {"ignore_weights": True}}
+    sync = {"period": 1, "stop_logprob_difference": 0.01, "stop_patience": 3}
+    with real_run(tmp_path, searchers=searchers, sync=sync, trainer={"max_steps": 200}) as run:
+        assert run.wait(timeout_s=90) == 5, run.text
+        assert "for 3 policy versions in a row by more than 0.01" in run.text
+        assert run.events("alarm") and steps_of(run.layout)[-1] < 100
+        run.assert_nothing_left()
+
+
 @pytest.mark.fault("I-03")
 def test_engine_that_crashes_once_in_mid_run_is_replaced(tmp_path: Path):
     fault = {"kind": "raise", "where": "step", "after": 200, "once_file": str(tmp_path / "struck")}
@@ -197,4 +209,8 @@ def test_searchers_faster_than_the_trainer_are_held_at_the_lower_bound(tmp_path:
         assert all(number <= limit for number, limit in zip(received, allowed, strict=False))
         assert received[-1] > received[0], "it goes on once the bound allows it"
         assert min(metric_of(run, "searcher/ring_fill/max")[-5:]) > 0.9, "full rings must hold the searchers"
+        page = PageSnapshot.from_json(run.layout.final_page.read_text())
+        num_unread = sum(s["num_groups_written"] for s in page.searchers) - page.trainers[0]["num_groups_received"]
+        # Nothing dropped: what was written and not received lies in the rings, and fits there.
+        assert 0 < num_unread < 2 * 16_384 / 300 and not any(s["num_failed"] for s in page.searchers)
         run.assert_nothing_left()

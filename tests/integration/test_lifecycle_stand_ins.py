@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tbactl.chaos.small_disk import fill, small_disk
 from tbactl.errors import ConfigError
 from tbactl.supervision import supervisor
 from tbactl.supervision.identity import processes_with
@@ -95,6 +97,12 @@ def test_killed_trainer_is_named_with_its_signal(tmp_path: Path):
         os.kill(run.pid("trainer-0"), signal.SIGKILL)
         assert run.wait() == 5
         assert "killed by SIGKILL" in run.text
+        assert re.search(r"trainer-0 \(pid \d+\): RUNNING, has ended, last heartbeat [0-2]\.\d s ago", run.text)
+        assert re.search(r"searcher-1 \(pid \d+\): RUNNING, last heartbeat", run.text) and "ring-1: 0% full" in run.text
+        (failing,) = run.events("run_failing")
+        assert [sign["is_alive"] for sign in failing["details"]["processes"]] == [False, True, True]
+        assert [ring["num_written"] for ring in failing["details"]["rings"]] == [0, 0]
+        assert "in turn" in (run.layout.logs / "latest" / "searcher-1.log").read_text()
         run.assert_nothing_left()
 
 
@@ -156,6 +164,9 @@ def test_stopped_trainer_misses_its_heartbeat_and_ends_the_run(tmp_path: Path):
         os.kill(run.pid("trainer-0"), signal.SIGSTOP)
         assert run.wait() == 5
         assert "trainer-0" in run.text and "no heartbeat for" in run.text
+        sign = run.events("run_failing")[0]["details"]["processes"][0]
+        assert sign["heartbeat_s"] > 1.0, "as it was before it was made to go on"
+        assert "in turn" in run.text, "it has to write its stack although it was stopped"
         run.assert_nothing_left()
 
 
@@ -370,6 +381,23 @@ def test_run_that_stands_still_ends_and_says_when_each_process_was_heard_of(tmp_
         assert run.wait() == 5
         assert "the run stands still" in run.text and "searcher-1 (pid " in run.text and "last heartbeat 0." in run.text
         run.assert_nothing_left()
+
+
+def test_run_on_a_disk_that_fills_up_writes_its_last_words_all_the_same(tmp_path: Path):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    with small_disk(runs) as is_mounted:
+        if not is_mounted:
+            pytest.skip("needs to mount a file system")
+        with supervised_run(tmp_path, trainer=FOREVER) as run:
+            run.wait_until_training()
+            assert run.layout.reserve.stat().st_size > 0
+            fill(runs)
+            assert run.wait() == 5, run.text
+            assert run.record.outcome == "failed" and "trainer-0" in run.record.message
+            assert run.events("run_ended") and run.layout.final_page.exists() and run.layout.summary.exists()
+            assert not run.layout.reserve.exists()
+            run.assert_nothing_left()
 
 
 @pytest.mark.fault("I-08")

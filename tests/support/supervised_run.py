@@ -66,14 +66,14 @@ class SupervisedRun:
     def page(self) -> ControlPage:
         return ControlPage.open(self.record.shm_directory / "control", read_only=True)
 
-    def wait_for(self, condition: Callable[[], Any], *, timeout_s: float = 15.0) -> Any:
+    def wait_for(self, condition: Callable[[], Any], *, timeout_s: float = 30.0) -> Any:
         deadline = time.monotonic() + timeout_s
         while not (value := condition()):
             assert time.monotonic() < deadline, f"nothing after {timeout_s} s; output:\n{self.text}"
             time.sleep(0.02)
         return value
 
-    def wait_for_event(self, kind: str, *, timeout_s: float = 15.0, **details: Any) -> dict[str, Any]:
+    def wait_for_event(self, kind: str, *, timeout_s: float = 30.0, **details: Any) -> dict[str, Any]:
         def found() -> list[dict[str, Any]]:
             return [e for e in self.events(kind) if details.items() <= e["details"].items()]
 
@@ -86,7 +86,7 @@ class SupervisedRun:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def wait(self, *, timeout_s: float = 20.0) -> int:
+    def wait(self, *, timeout_s: float = 60.0) -> int:
         return self.process.wait(timeout=timeout_s)
 
     def assert_nothing_left(self) -> None:

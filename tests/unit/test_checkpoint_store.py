@@ -148,6 +148,65 @@ def test_keep_last_removes_older_ones(layout):
     assert names(layout) == ["latest", "step_000010", "step_000015"]
 
 
+def write_with(store, layout, steps):
+    for step in steps:
+        with store.writing(step=step) as checkpoint:
+            (checkpoint.root / "trainer_state.json").write_text("{}")
+
+
+def test_keep_every_keeps_those_steps_for_good_beside_the_newest(layout):
+    write_with(CheckpointStore(layout, keep_last=2, keep_every=20), layout, range(5, 66, 5))
+    assert names(layout) == ["latest", "step_000020", "step_000040", "step_000060", "step_000065"]
+    assert layout.latest_checkpoint.resolve().name == "step_000065"
+
+
+def test_keep_every_counts_those_among_the_newest_as_newest(layout):
+    write_with(CheckpointStore(layout, keep_last=3, keep_every=10), layout, range(5, 31, 5))
+    assert names(layout) == ["latest", "step_000010", "step_000020", "step_000025", "step_000030"]
+
+
+@pytest.mark.parametrize("keep_every", [0, 7])
+def test_latest_is_never_removed_not_even_by_newer_ones_of_an_undone_future(layout, keep_every):
+    store = CheckpointStore(layout, keep_last=1, keep_every=keep_every)
+    write_with(store, layout, [30])
+    write_with(store, layout, [5])
+    assert layout.latest_checkpoint.resolve().name == "step_000005"
+    verify(layout.latest_checkpoint)
+
+
+def test_steps_are_ordered_by_number_also_beyond_six_digits(layout):
+    write_with(CheckpointStore(layout, keep_last=2), layout, [999_990, 1_000_000, 1_000_010])
+    assert names(layout) == ["latest", "step_1000000", "step_1000010"]
+    assert usable_checkpoint(layout.checkpoints).name == "step_1000010"
+
+
+def test_what_was_staged_is_no_checkpoint_until_it_is_completed(layout):
+    write(layout, 10)
+    store = CheckpointStore(layout, keep_last=1)
+    with store.staging(step=20) as checkpoint:
+        (checkpoint.root / "trainer_state.json").write_text("{}")
+    assert layout.latest_checkpoint.resolve().name == "step_000010"
+    assert usable_checkpoint(layout.checkpoints).name == "step_000010"
+    store.complete(step=20)
+    assert names(layout) == ["latest", "step_000020"]
+    verify(layout.latest_checkpoint)
+
+
+def test_completing_that_fails_leaves_the_one_before_and_nothing_half_done(layout, monkeypatch):
+    write(layout, 10)
+    store = CheckpointStore(layout, keep_last=1)
+    with store.staging(step=20) as checkpoint:
+        (checkpoint.root / "trainer_state.json").write_text("{}")
+
+    def full(_):
+        raise FULL
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(CapacityError, match="Free some disk space"):
+        store.complete(step=20)
+    assert names(layout) == ["latest", "step_000010"]
+
+
 def test_writing_a_step_again_replaces_it(layout):
     write(layout, 5, content="undone")
     checkpoint = write(layout, 5, content="new")

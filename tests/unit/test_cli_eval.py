@@ -14,6 +14,8 @@ RESULT = {
     "seconds": 1.5,
     "metrics": {"accuracy": 0.25},
     "intervals": {"accuracy": [0.1, 0.5]},
+    "template": "Problem: {question}\n" + 200 * "x",
+    "num_shots": 0,
 }
 SFT = """
 kind = "sft"
@@ -54,6 +56,8 @@ def test_eval_hands_its_options_to_the_child_and_prints_a_table(children, capsys
     assert "accuracy" in out
     assert "0.2500" in out
     assert "0.1000 .. 0.5000" in out
+    assert '0 solved examples in the prompt; template "Problem: {question}\\nxxx' in out and out.endswith("x ...\n")
+    assert "max_new_tokens" not in config, "what nobody asked for is left to the evaluation"
 
 
 def test_eval_with_json_prints_the_result_alone(children, capsys):

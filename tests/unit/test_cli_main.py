@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import subprocess
@@ -164,3 +165,12 @@ def test_closed_standard_output_is_no_failure(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["tasks", "list"]) == 0
     sys.stdout.close()
+
+
+def test_text_that_the_locale_cannot_show_is_no_failure(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_text('{"completion": "\\u00fc\\u4e94", "gold": "1"}\n')
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert main(["tasks", "score", "fake", str(tmp_path / "a.jsonl")]) == 0
+    stream.flush()
+    assert b"\\xfc\\u4e94" in stream.buffer.getvalue()

@@ -60,7 +60,7 @@ def test_wrong_number_of_rewards_is_an_error_that_names_the_task(tmp_path):
             return []
 
     file = write_rows(tmp_path / "rows.jsonl", {"completion": "x", "gold": "1"})
-    with pytest.raises(TaskError, match="task 'silent' gave 0 rewards"):
+    with pytest.raises(TaskError, match=r"task 'silent': score\(\) returned 0 rewards for 1 completions"):
         audit_rewards(Silent(), file, threshold=0.5)
 
 

@@ -78,10 +78,10 @@ def test_misspelt_section_is_pointed_to(tmp_path):
         ("policy=x", 'policy = "x": must be a table.'),
         ("policy.path=7", "policy.path = 7: must be a string."),
         ("policy.dtype=fp32", "policy.dtype = \"fp32\": must be one of 'float32' or 'bfloat16'."),
-        ("name=../x", 'name = "../x": must match the pattern'),
+        ("name=../x", 'name = "../x": must be 1 to 64 letters'),
         ("task.options=3", "task.options = 3: must be a table."),
         ("runs_dir=3", "runs_dir = 3: must be a string."),
-        ("trainer.max_steps=none", "trainer.max_steps = null: must be an integer."),
+        ("trainer.max_steps=none", "trainer.max_steps = none: must be an integer."),
     ],
 )
 def test_wrong_value_gives_one_sentence_in_our_words(tmp_path, override, sentence):

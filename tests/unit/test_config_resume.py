@@ -46,6 +46,8 @@ def test_load_resumed_takes_the_settings_that_may_change(run_directory):
         "logging.tensorboard=false",
         "supervision.max_restarts=9",
         "checkpoint.period=1",
+        "checkpoint.keep_every=5",
+        "sync.stop_logprob_difference=0",
     ]
     config = load_resumed(run_directory, overrides=overrides).run_config
     assert config.trainer.max_steps == 20
@@ -62,6 +64,17 @@ def test_load_resumed_refuses_every_other_change_and_says_why(run_directory):
     assert len(problems) == 2
     assert all("fixed since the run began" in problem for problem in problems)
     assert {problem.split()[1] for problem in problems} == {"trainer.learning_rate", "seed"}
+
+
+@pytest.mark.fault("I-53")
+@pytest.mark.parametrize(
+    "override",
+    ["searchers.num_searchers=1", "searchers.num_searchers=3", "trainer.num_ranks=2", "trainer.zero_stage=3"],
+)
+def test_load_resumed_refuses_another_number_of_processes(tmp_path, override):
+    run = make_run(tmp_path, "searchers.num_searchers=2")
+    with pytest.raises(ConfigError, match=f"{override.partition('=')[0]} is fixed since the run began"):
+        load_resumed(run, overrides=[override])
 
 
 DECAY = "trainer.lr_schedule_options={ num_decay_steps = 2 }"

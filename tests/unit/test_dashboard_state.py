@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tbactl.config.layout import RunLayout
+from tbactl.dashboard import state as dashboard_state
 from tbactl.dashboard.describe import SENTENCES, describe_event, duration
 from tbactl.dashboard.lines import LineSource, event_line, step_line
 from tbactl.dashboard.state import Gatherer, PageSnapshot, page_snapshot
@@ -90,6 +91,31 @@ def test_steps_done_again_after_a_resume_replace_the_first_ones(layout: RunLayou
     append(layout.metrics, metrics_line(4, time_s=4.0, reward=0.9))
     state = Gatherer(layout, config=make_config()).gather(make_record(), page=None, elapsed_s=0.0)
     assert state.rewards == [(1.0, 0.1), (2.0, 0.1), (3.0, 0.1), (4.0, 0.9)]
+
+
+def test_gatherer_remembers_so_many_steps_only_and_the_pace_stays(layout: RunLayout, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dashboard_state, "MAX_STEPS", 40)
+    append(layout.metrics, *(metrics_line(step, time_s=2.0 * step, reward=step) for step in range(1, 50)))
+    state = Gatherer(layout, config=make_config()).gather(make_record(), page=None, elapsed_s=0.0)
+    assert len(state.rewards) <= 40 and state.metrics["objective/loss/mean"] == 0.25
+    assert [step for step, _ in state.rewards][-11:] == list(range(39, 50)) and state.rewards[0][0] <= 3
+    assert state.eta_s == pytest.approx(2.0 * (60 - 49))
+
+
+@pytest.mark.parametrize(("mode", "period", "num_left"), [("async", 10, 1), ("sync", 10, 3), ("sync", 0, 1)])
+def test_time_left_counts_the_evaluations_that_hold_up_the_run(
+    layout: RunLayout, mode: str, period: int, num_left: int
+):
+    # 60 steps of 1 s, 35 done; in sync mode step 31 held an evaluation.
+    held_s = 20.0 if mode == "sync" else 0.0
+    lines = [metrics_line(step, time_s=step + (held_s if step > 30 else 0.0)) for step in range(1, 36)]
+    append(layout.metrics, *lines)
+    append(layout.evaluations, {"policy_version": 30, "seconds": 20.0, "metrics": {"accuracy": 0.4}})
+    config = make_config()
+    evaluation = config.evaluation.model_copy(update={"num_prompts": 100, "period": period})
+    config = config.model_copy(update={"mode": mode, "evaluation": evaluation})
+    state = Gatherer(layout, config=config).gather(make_record(), page=None, elapsed_s=0.0)
+    assert state.eta_s == pytest.approx(25.0 + 20.0 * num_left)
 
 
 def test_lines_of_an_attempt_leave_out_those_before_it(layout: RunLayout):

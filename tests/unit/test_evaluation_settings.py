@@ -43,6 +43,7 @@ def test_completions_are_as_short_as_the_tasks_own_unless_another_length_was_ask
     assert length() == 20
     assert length(options={"max_new_tokens": 40}) == 40
     assert length(max_new_tokens=30) == 30
+    assert length(max_new_tokens=512) == 512, "the default is a length like any other when it is asked for"
     assert length(options={"max_new_tokens": 400}) == 255
     assert as_long_as_needed(config(), config()) == config()
 

@@ -5,6 +5,7 @@ import pytest
 from tbactl.errors import TaskError
 from tbactl.types import Completion, Prompt, Reward
 from tbactl_math.evaluation import EvaluationPlan, evaluate_policy
+from tbactl_math.prompts import format_prompt
 
 PROMPTS = [Prompt(prompt_id=number, text=f"problem {number}", facts={"answer": str(number)}) for number in range(10)]
 
@@ -57,6 +58,13 @@ def test_evaluate_policy_greedy_counts_right_missing_cut_and_failed():
     }
     assert result.intervals["accuracy"] == pytest.approx((0.0567, 0.5098), abs=1e-3)
     assert (result.task, result.policy_version, result.num_prompts) == ("math", 3, 10)
+
+
+@pytest.mark.fault("I-81")
+def test_evaluate_policy_says_under_which_template_and_after_how_many_examples():
+    result = evaluate(lambda prompts, num_completions, sampling: [[completion("no")] for _ in prompts])
+    assert result.template.replace("{question}", "1 + 1?") == format_prompt("1 + 1?")
+    assert result.num_shots == 0
 
 
 @pytest.mark.fault("I-82")

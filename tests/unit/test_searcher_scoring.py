@@ -129,13 +129,20 @@ def test_scorer_reports_a_broken_task_where_it_is_collected():
 
 @pytest.mark.fault("I-11")
 def test_scorer_notices_a_reward_that_never_returns():
-    release = threading.Event()
+    entered, release = threading.Event(), threading.Event()
     clock = FakeClock()
-    scorer = Scorer(TaskWith(lambda text: release.wait(5.0) and Reward(value=0.0)), clock=clock, limit_s=30.0)
+
+    def endless(text: str) -> Reward:
+        entered.set()
+        release.wait(20.0)
+        return Reward(value=0.0)
+
+    scorer = Scorer(TaskWith(endless), clock=clock, limit_s=30.0)
     scorer.submit(group("a"))
-    assert scorer.collect() == []
+    assert scorer.collect() == [] and entered.wait(10.0)
     clock.sleep(31.0)
-    with pytest.raises(TaskError, match="has not returned for 31 s"):
+    with pytest.raises(TaskError, match="has not returned for 31 s") as caught:
         scorer.collect()
+    assert f"endless ({__file__}:" in str(caught.value), "the line that it does not get beyond"
     release.set()
     scorer.close()

@@ -27,10 +27,10 @@ def write_config(tmp_path, **changes):
 def test_main_task_without_examples_exits_with_the_task_code(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(registry, "load", lambda group, name: TaskWithoutExamples)
     assert main(["--config", write_config(tmp_path)]) == 4
-    assert "sft_examples" in capsys.readouterr().err
+    assert "sft_examples" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("changes", [{"stages": []}, {"batch_tokens": 0}])
 def test_main_invalid_config_exits_with_the_config_code(tmp_path, capsys, changes):
     assert main(["--config", write_config(tmp_path, **changes)]) == 3
-    assert next(iter(changes)) in capsys.readouterr().err
+    assert next(iter(changes)) in capsys.readouterr().out

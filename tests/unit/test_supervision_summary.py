@@ -13,6 +13,7 @@ from tbactl.config.run_record import RunRecord
 from tbactl.config.sections import RunConfig
 from tbactl.dashboard.describe import describe_event
 from tbactl.ipc.control_page import AlarmKind, ControlPage, ProcessState
+from tbactl.supervision import progress
 from tbactl.supervision.events import EventLog
 from tbactl.supervision.progress import ProgressRecorder
 from tbactl.supervision.summary import print_summary, summarise, summary_lines
@@ -130,6 +131,29 @@ def test_alarm_says_what_it_is_about(scene: Scene):
     shown = [describe_event(event).text for event in scene.events("alarm")]
     assert shown[:2] == ["an evaluation failed", "a group could not be delivered"]
     assert shown[2].startswith("new weights: alarm, log-prob difference")
+
+
+def test_missed_evaluation_is_said_once_and_not_where_there_is_a_result(scene: Scene):
+    scene.recorder.start_training()
+    for version in (4, 8):
+        scene.page.trainer().set(policy_version=version, evaluate_version=version)
+        scene.recorder.observe()
+    scene.evaluate(4, 0.5)
+    scene.recorder.record_missed(8, reason="it took too long")
+    scene.page.searcher(0).set(evaluated_version_plus_1=9)  # given up on the way down
+    scene.recorder.observe()
+    scene.recorder.record_missed(4, reason="no")
+    missed = scene.events("evaluation_missed")
+    assert [event["details"] for event in missed] == [{"policy_version": 8, "reason": "it took too long"}]
+
+
+def test_milestones_of_a_long_run_are_bounded_and_the_newest_stay(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(progress, "MAX_MILESTONES", 10)
+    for version in range(100):
+        scene.train_to(version)
+    assert len(scene.recorder._milestones) <= 10
+    newest = scene.recorder.milestone(96)
+    assert newest is not None and newest.policy_version == 96
 
 
 def test_evaluations_of_an_earlier_attempt_are_not_recorded_again(scene: Scene):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tbactl.checkpoints.trainer_state import TrainerState
 from tbactl.errors import ChildFailedError
 from tbactl.ipc.control_page import RunState
+from tbactl.ipc.ring_file import ring_stats
 from tbactl.trainer.pacing import Pacing
 from tests.support.scripted_run import ScriptedRun, trainer_state
 
@@ -142,6 +143,25 @@ def test_data_waits_in_the_rings_while_the_rest_was_not_used_often_enough(tmp_pa
         assert received[number] <= max(32, trained[number - 1] / low) + GROUP
     assert received[-1] > 32
     assert refused, "a full ring must hold the searcher"
+
+
+@pytest.mark.fault("I-17")
+@pytest.mark.parametrize("low", [0.0, 1.0])
+def test_searchers_far_faster_than_the_trainer_lose_no_group_and_memory_stays_bounded(tmp_path, low):
+    settings = {"trainer": {"max_steps": 30}, "replay": {"capacity": 100, "min_samples_per_insert": low}}
+    run = ScriptedRun(tmp_path, **settings)
+    refused = hurry(run)
+    run.run()
+    rings = [ring_stats(run.config.shm.ring(index)) for index in range(2)]
+    # Every group that a searcher believes delivered was received, once, or lies in its ring; none was passed over.
+    assert sum(ring.num_read for ring in rings) == run.word("num_groups_received")
+    assert run.word("num_trajectories_received") == GROUP * run.word("num_groups_received")
+    for index, (searcher, ring) in enumerate(zip(run.searchers, rings, strict=True)):
+        assert searcher.position == index + 2 * ring.num_written
+        assert (ring.num_corrupt, ring.num_lost, ring.num_oversize) == (0, 0, 0)
+    assert sum(ring.num_written for ring in rings) > 10 * 30, "ten groups for each step"
+    assert max(column(run, "replay/trajectories/value")) <= 100
+    assert bool(refused) == bool(low), "what is not taken in must hold the searchers"
 
 
 def test_without_a_lower_bound_everything_is_taken_in(tmp_path):

@@ -13,3 +13,4 @@ def test_rank_that_the_others_do_not_meet_ends_in_time(tmp_path, index):
     # Its limits are one second; the rest is for imports on a busy machine.
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=60.0, check=True)
     assert f"trainer rank {index}: the 2 ranks did not meet within" in ended.stdout
+    assert f"rank {1 - index} did not come" in ended.stdout

@@ -7,6 +7,7 @@ import xxhash
 from tbactl.checkpoints.trainer_state import TrainerState
 from tbactl.clock import FakeClock
 from tbactl.config.sections import SyncSection
+from tbactl.errors import ChildFailedError
 from tbactl.ipc.control_page import ControlPage, ProcessState
 from tbactl.replay.buffer import ReplayBuffer
 from tbactl.replay.snapshot import rng_state_to_json
@@ -134,3 +135,47 @@ def test_observe_is_silent_about_the_published_weights(parts):
     syncing.publish()
     page.searcher(0).set(state=ProcessState.RUNNING, fingerprint=FINGERPRINT, loaded_version=1)
     assert syncing.observe()["sync/fingerprint_mismatches/total"] == 0
+
+
+def load(page, version, *, difference):
+    page.searcher(0).set(
+        state=ProcessState.RUNNING, fingerprint=FINGERPRINT, loaded_version=version, f_logprob_difference=difference
+    )
+
+
+@pytest.mark.fault("I-18")
+@pytest.mark.parametrize("off", [0.6, float("inf"), float("nan")])
+def test_observe_ends_the_run_when_a_searcher_is_far_off_for_too_many_versions(parts, off):
+    syncing, _, _, state, page, _ = parts
+    syncing._section = SyncSection(stop_logprob_difference=0.5, stop_patience=3)
+    for version, difference in enumerate((off, off, 0.4, off, off), start=1):
+        state.policy_version = version
+        syncing.publish()
+        load(page, version, difference=difference)
+        for _ in range(3):  # a version counts once, however often it is looked at
+            syncing.observe()
+    state.policy_version = 6
+    syncing.publish()
+    load(page, 6, difference=off)
+    with pytest.raises(ChildFailedError, match=r"searcher 0: .* for 3 policy versions in a row by more than 0\.5"):
+        syncing.observe()
+
+
+def test_observe_with_the_gate_off_only_alarms(parts):
+    syncing, _, _, state, page, _ = parts
+    syncing._section = SyncSection(stop_logprob_difference=0.0, stop_patience=1)
+    for version in range(1, 30):
+        state.policy_version = version
+        syncing.publish()
+        load(page, version, difference=100.0)
+        assert syncing.observe()["sync/alarms/total"] == version
+
+
+def test_observe_does_not_end_a_run_by_default_for_what_rounding_does(parts):
+    syncing, _, _, state, page, _ = parts
+    syncing._section = SyncSection()
+    for version in range(1, 50):
+        state.policy_version = version
+        syncing.publish()
+        load(page, version, difference=1.0)  # many times what bfloat16 was seen to do
+        syncing.observe()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tbactl.errors import TaskError
 from tbactl.protocols import Generate
 from tbactl.types import Completion, EvaluationResult, Prompt, Reward, SamplingParams
+from tbactl_math.prompts import PROMPT_TEMPLATE
 from tbactl_math.statistics import Interval, clustered_interval, pass_at_k, wilson_interval
 
 NUM_STORED_SAMPLES = 8
@@ -70,6 +71,7 @@ def evaluate_policy(
         intervals=intervals,
         seconds=time.monotonic() - start,
         samples=tuple(_stored(item) for item in greedy[:NUM_STORED_SAMPLES]),
+        template=PROMPT_TEMPLATE,
     )
 
 

@@ -162,6 +162,8 @@ def _from_row(row: Mapping[str, Any], *, origin: str) -> Prompt:
 
 
 def _cell_text(value: Any) -> str:
+    if value is None or isinstance(value, bool | list | dict) or value != value:
+        return ""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value).strip()
@@ -176,16 +178,19 @@ def _plain_number(text: str) -> float | str:
 
 def _read_json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines(): a text in JSON may hold other line separators.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise TaskError(f"cannot read the problems in {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise TaskError(f"{path}, line {number} is not JSON: {error.msg}") from error
+        except (ValueError, RecursionError) as error:
+            raise TaskError(f"{path}, line {number} is not JSON: {error}") from error
         if not isinstance(row, dict):
             raise TaskError(f"{path}, line {number} is {type(row).__name__}; each line must be a JSON object")
         yield row

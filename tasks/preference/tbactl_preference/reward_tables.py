@@ -71,8 +71,9 @@ def _rows(data: RewardDataSection) -> Iterator[Mapping[str, Any]]:
 
 
 def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    open_text = gzip.open if path.suffix == ".gz" else open
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+        with open_text(path, "rt", encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield _json_row(line, place=f"{path}, line {number}")
@@ -83,7 +84,7 @@ def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
 def _json_row(line: str, *, place: str) -> Mapping[str, Any]:
     try:
         row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise TaskError(f"{place} is not JSON: {error}") from error
     if not isinstance(row, dict):
         raise TaskError(f"{place} is {type(row).__name__}; each line must be a JSON object")

@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
         result = _trained(config)
     except TbactlError as error:
-        print(f"tbactl reward: {error}", file=sys.stderr)
+        print(error)  # standard output: what started this process makes it its own message
         return error.exit_code
     print(json.dumps({"reward_model": str(result.directory), "held_out": result.held_out.as_dict()}))
     return 0

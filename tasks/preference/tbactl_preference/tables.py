@@ -93,7 +93,7 @@ def _text(cell: Any, *, joined: bool, place: str) -> str:
 
 def _read_json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"cannot read the documents in {path}: {error}") from error
     for number, line in enumerate(lines, start=1):
@@ -101,8 +101,8 @@ def _read_json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise TaskError(f"{path}, line {number} is not JSON: {error.msg}") from error
+        except (ValueError, RecursionError) as error:
+            raise TaskError(f"{path}, line {number} is not JSON: {error}") from error
         if not isinstance(row, dict):
             raise TaskError(f"{path}, line {number} is {type(row).__name__}; each line must be a JSON object")
         yield row

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -187,7 +188,7 @@ class PreferenceTask:
     def _evaluate(
         self, prompts: Sequence[Prompt], *, generate: Generate, policy_version: int, reference: Reference | None
     ) -> tuple[EvaluationResult, list[JudgedSummary]]:
-        return evaluate_policy(
+        result, judged = evaluate_policy(
             prompts,
             generate=generate,
             reward=self._reward,
@@ -201,6 +202,7 @@ class PreferenceTask:
             policy_version=policy_version,
             reference=reference,
         )
+        return replace(result, template=self._template), judged
 
     def _report_facts(self, policy: str) -> dict[str, str]:
         options = self.options

@@ -26,7 +26,7 @@ def read_attacks(path: str, *, option: str) -> list[str]:
     file = Path(path).expanduser()
     try:
         # Not splitlines(): an attack in JSON may hold other line separators.
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"{place}: cannot be read: {error}") from None
     filled = [(number, stripped) for number, line in enumerate(lines, start=1) if (stripped := line.strip())]

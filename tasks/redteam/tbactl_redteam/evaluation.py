@@ -104,6 +104,7 @@ def evaluate_attacks(
         intervals={name: item.interval for name, item in estimates.items() if item.interval is not None},
         seconds=time.monotonic() - start,
         samples=tuple(_stored(item) for item in judged[:NUM_STORED_SAMPLES]),
+        template=prompts[0].text if prompts else "",
     )
     return result, judged
 

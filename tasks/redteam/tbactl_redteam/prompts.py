@@ -44,7 +44,7 @@ def attacker_prompt(options: RedteamOptions) -> str:
 def _read_prompt(path: Path) -> str:
     """Of a JSONL file the `attacker_prompt` of its first row, of any other file its text."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"task.options.attack_prompt = '{path}': cannot be read: {error}") from None
     if path.suffix in (".jsonl", ".json"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,6 +60,8 @@ def export_buffer(
     """Write the replay buffer of a checkpoint as a Parquet file, one row for each trajectory."""
     if out.exists() and not force:
         raise ConfigError(f"{out} exists; name another file, or replace it with --force.")
+    if out.exists() and not out.is_file():
+        raise ConfigError(f"{out} is {'a directory' if out.is_dir() else 'a device'}; name a file.")
     if not out.parent.is_dir():
         raise ConfigError(f"{out}: there is no directory {out.parent}.")
     from tbactl.replay.export import export_parquet
@@ -75,7 +78,7 @@ def _read(name: str) -> SavedBuffer:
     # numpy and msgspec; `tbactl buffer --help` needs neither.
     from tbactl.checkpoints.saved_buffer import read_saved_buffer
 
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # leaves an unknown ~user as it is
     return read_saved_buffer(path if (path / "manifest.json").is_file() else find_run(name))
 
 

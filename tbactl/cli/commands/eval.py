@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +17,12 @@ from tbactl.cli.frontier import Planned, draw, evaluated_points, metrics_of, pla
 from tbactl.cli.output import plain, print_json, print_table
 from tbactl.config.evaluation import EvaluationConfig
 from tbactl.config.evaluation_loading import evaluation_config
+from tbactl.config.hub import NEEDED, may_be_on_hub
 from tbactl.errors import ChildFailedError, ConfigError
 from tbactl.evaluation.hooks import FrontierPoint
 from tbactl.types import EvaluationResult
+
+TEMPLATE_CHARACTERS = 100
 
 app = command_app()
 
@@ -103,7 +105,8 @@ def evaluate(
 def _evaluated(config: EvaluationConfig) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="tbactl-eval-") as folder:
         file = Path(folder) / "evaluation.json"
-        file.write_text(config.model_dump_json(indent=2), encoding="utf-8")
+        # What nobody asked for is left out, so that the evaluation can tell it from what was.
+        file.write_text(config.model_dump_json(indent=2, exclude_unset=True), encoding="utf-8")
         log = (config.output or Path(folder)) / "evaluation.log"
         return _result(run_child("tbactl.evaluation", ["--config", str(file)], log=log, scratch=Path(folder)))
 
@@ -155,20 +158,9 @@ def _checkpoint(name: str) -> str:
         return name
     if name == "latest" or os.path.exists(RUNS_DIRECTORY / name):
         return str(find_run(name))
-    if _may_be_on_hub(name):
+    if may_be_on_hub(name):
         return name
-    raise ConfigError(
-        f"there is no run, checkpoint or directory '{name}', and it is no hub name (ORG/NAME, with "
-        f"HF_HUB_OFFLINE unset or the model in the cache)."
-    )
-
-
-def _may_be_on_hub(name: str) -> bool:
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) or Path(name).parent.is_dir():
-        return False
-    home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
-    cached = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub"), f"models--{name.replace('/', '--')}")
-    return os.environ.get("HF_HUB_OFFLINE") != "1" or cached.is_dir()
+    raise ConfigError(f"there is no run, checkpoint or directory '{name}', and it is no hub name: {NEEDED}.")
 
 
 def _result(output: str) -> dict[str, Any]:
@@ -186,6 +178,12 @@ def _print_result(result: dict[str, Any]) -> None:
     rows = [(name, f"{value:.4f}", _interval(intervals.get(name))) for name, value in result["metrics"].items()]
     print_table(("metric", "value", "95 % interval"), rows)
     typer.echo(f"{result['num_prompts']} prompt{'' if result['num_prompts'] == 1 else 's'}, {result['seconds']:.1f} s")
+    if template := result.get("template"):
+        typer.echo(f"{result['num_shots']} solved examples in the prompt; template {_shortened(json.dumps(template))}")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= TEMPLATE_CHARACTERS else f"{text[:TEMPLATE_CHARACTERS]} ..."
 
 
 def _print_harness_results(results: dict[str, dict[str, Any]]) -> None:

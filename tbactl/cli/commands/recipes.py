@@ -8,7 +8,7 @@ import typer
 
 from tbactl.cli.arguments import AsJson, command_app
 from tbactl.cli.output import plain, print_json, print_table
-from tbactl.config.recipes import COMMANDS, locate_recipe, read_recipe, shipped_recipes
+from tbactl.config.recipes import COMMANDS, locate_recipe, read_recipe, recipe_text, shipped_recipes
 
 app = command_app(help="List and show recipes.")
 
@@ -38,7 +38,7 @@ def show_recipe(
 ) -> None:
     """Print a recipe's file, a start for one of your own."""
     path = locate_recipe(recipe)
-    text = path.read_text(encoding="utf-8-sig")
+    text = recipe_text(path)
     if as_json:
         print_json({"name": path.stem, "path": str(path), "text": text})
     else:

@@ -16,6 +16,7 @@ from tbactl.cli.output import plain, print_json
 from tbactl.cli.plan import plan_lines
 from tbactl.cli.resuming import check_resume
 from tbactl.config.hardware import PROFILES, Profile
+from tbactl.config.hub import missing_policy
 from tbactl.config.loading import LoadedRecipe, load_recipe
 from tbactl.config.packages import missing_packages
 from tbactl.config.resume import load_resumed
@@ -67,13 +68,13 @@ def run(
     config = loaded.run_config
     if not as_json:
         _announce(loaded, resumed=run_directory)
-    missing = missing_packages(config)
+    missing = [*missing_packages(config), *missing_policy(config)]
+    if missing and not dry_run:
+        raise ConfigError(*missing)
     if run_directory is None:
         make_runs_directory(config.runs_dir)
     if dry_run:
         return _show_plan(loaded, resumed=run_directory, missing=missing, as_json=as_json)
-    if missing:
-        raise ConfigError(*missing)
     if as_json:
         return _run_with_json(loaded, resume=run_directory)
     return _run_to_end(loaded, resume=run_directory, plain=plain_lines)
