@@ -1,0 +1,144 @@
+"""What each device holds, by arithmetic. Weights, gradients and optimizer are exact; activations are rough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tbactl.config.derived import group_tokens, shared_memory_bytes
+from tbactl.config.sections import RunConfig
+from tbactl.planning.hardware import ModelSection
+
+GIB = 2**30
+BYTES = {"float32": 4, "bfloat16": 2}
+# AdamW's two averages in float32; in bfloat16 runs DeepSpeed keeps float32 weights beside them.
+OPTIMIZER_BYTES = {"float32": 8, "bfloat16": 12}
+# Of one layer and token, in units of hidden_size elements: arXiv 2205.05198, section 4.1, without the attention matrix,
+# which flash attention does not keep. 34 bytes there, in 2-byte elements.
+ACTIVATION_ELEMENTS = 17
+# Logits, their gradient, and the softmax between them, in float32.
+LOGIT_COPIES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes by what they are for."""
+
+    trainer: dict[str, float]
+    """Of one rank."""
+    searcher: dict[str, float]
+    """Of one searcher."""
+    shared: float
+    """In /dev/shm."""
+
+    @property
+    def trainer_bytes(self) -> float:
+        """Of one rank in all."""
+        return sum(self.trainer.values())
+
+    @property
+    def searcher_bytes(self) -> float:
+        """Of one searcher in all."""
+        return sum(self.searcher.values())
+
+
+def memory_of(run: RunConfig, *, model: ModelSection) -> Memory:
+    """Memory of a run's processes; what libraries and the task's own models take is not in it."""
+    policy_bytes = model.num_parameters * BYTES[run.policy.dtype]
+    return Memory(
+        trainer=trainer_bytes(run, model=model),
+        searcher={"weights": policy_bytes, "KV cache": kv_cache_bytes(run, model=model)},
+        shared=shared_memory_bytes(run, policy_bytes=policy_bytes),
+    )
+
+
+def trainer_bytes(run: RunConfig, *, model: ModelSection) -> dict[str, float]:
+    """Of one rank. ZeRO (arXiv 1910.02054) divides the optimizer from stage 1 on, gradients from 2, weights from 3."""
+    trainer = run.trainer
+    element = BYTES[run.policy.dtype]
+    shares = [trainer.num_ranks if trainer.zero_stage >= stage else 1 for stage in (1, 2, 3)]
+    num_trained = trained_parameters(run, model=model)
+    num_frozen = model.num_parameters if run.policy.lora_rank else 0
+    num_reference = 0 if run.policy.lora_rank else model.num_parameters
+    return {
+        "weights": (num_trained + num_frozen) * element / shares[2],
+        "gradients": num_trained * element / shares[1],
+        "optimizer": num_trained * OPTIMIZER_BYTES[run.policy.dtype] / shares[0],
+        "reference": num_reference * element,
+        "activations": activation_bytes(run, model=model),
+        "log-prob chunk": LOGIT_COPIES * 4 * trainer.logprob_chunk_tokens * model.vocabulary_size,
+    }
+
+
+def trained_parameters(run: RunConfig, *, model: ModelSection) -> float:
+    """All, or with adapters about 2 * rank * hidden_size for each of a layer's seven projections."""
+    if not run.policy.lora_rank:
+        return model.num_parameters
+    return model.num_layers * 7 * 2 * run.policy.lora_rank * model.hidden_size
+
+
+def activation_bytes(run: RunConfig, *, model: ModelSection) -> float:
+    """Kept from forward to backward for the largest pass; with gradient checkpointing one layer and all inputs."""
+    tokens = max(run.trainer.micro_batch_tokens, group_tokens(run))
+    layer = tokens * model.hidden_size * BYTES[run.policy.dtype]
+    if run.trainer.gradient_checkpointing:
+        return layer * (model.num_layers + ACTIVATION_ELEMENTS)
+    return layer * model.num_layers * ACTIVATION_ELEMENTS
+
+
+def kv_bytes_per_token(run: RunConfig, model: ModelSection) -> float:
+    """Keys and values of one token in all layers."""
+    return 2 * model.num_layers * model.num_key_value_heads * model.head_size * BYTES[run.policy.dtype]
+
+
+def kv_cache_bytes(run: RunConfig, *, model: ModelSection) -> float:
+    """For all groups in flight at full length, the prompt of a group once."""
+    searchers = run.searchers
+    tokens = searchers.max_prompt_tokens + searchers.num_completions * searchers.max_new_tokens
+    return searchers.max_concurrent_groups * tokens * kv_bytes_per_token(run, model)
+
+
+def memory_warnings(run: RunConfig, *, memory: Memory, limit_gib: float | None, shares_one: bool) -> list[str]:
+    """What will not fit, one sentence each.
+
+    Args:
+        run: the configuration.
+        memory: of its processes.
+        limit_gib: of a device, or of the machine; None: nothing is known.
+        shares_one: all processes live in one memory, without devices.
+    """
+    if limit_gib is None:
+        return []
+    limit = limit_gib * GIB
+    num_ranks, num_searchers = run.trainer.num_ranks, run.searchers.num_searchers
+    if shares_one:
+        total = num_ranks * memory.trainer_bytes + num_searchers * memory.searcher_bytes + memory.shared
+        return [f"{_gib(total)} do not fit into the machine's {limit_gib:g} GiB."] if total > limit else []
+    warnings = []
+    if memory.trainer_bytes > limit:
+        warnings.append(
+            f"a trainer rank needs about {_gib(memory.trainer_bytes)}, a device has {limit_gib:g} GiB: raise "
+            f"trainer.zero_stage or num_ranks, lower trainer.micro_batch_tokens, or set trainer.gradient_checkpointing."
+        )
+    weights = memory.searcher["weights"]
+    if weights > limit:
+        warnings.append(f"a searcher's weights need {_gib(weights)}, a device has {limit_gib:g} GiB.")
+    elif memory.searcher_bytes > limit:
+        warnings.append(
+            f"a searcher needs {_gib(memory.searcher_bytes)} when all its groups reach full length, a device has "
+            f"{limit_gib:g} GiB: some would wait; lower searchers.max_concurrent_groups."
+        )
+    return warnings
+
+
+def shared_memory_warnings(memory: Memory, *, limit_gib: float | None) -> list[str]:
+    """Whether /dev/shm is large enough."""
+    if limit_gib is None or memory.shared <= limit_gib * GIB:
+        return []
+    return [
+        f"/dev/shm needs {_gib(memory.shared)} and has {limit_gib:g} GiB: lower searchers.ring_capacity_bytes or the "
+        f"number of searchers."
+    ]
+
+
+def _gib(value: float) -> str:
+    return f"{value / GIB:.1f} GiB"
