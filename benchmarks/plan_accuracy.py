@@ -30,9 +30,10 @@ from typing import Any
 from benchmarks.driver import run_recipe
 from tbactl import __version__
 from tbactl.config.layout import RunLayout
+from tbactl.config.run_record import read_run_config
 from tbactl.planning.estimate import scenario_of
 from tbactl.planning.hardware import Hardware
-from tbactl.planning.measured import measured_hardware, run_config_of, steps_of_run
+from tbactl.planning.measured import measured_hardware, steps_of_run
 from tbactl.planning.simulation import simulate
 
 TOLERANCE = 0.15
@@ -127,7 +128,7 @@ def _hardware(run: Path, *, is_fake: bool) -> Hardware:
 
 
 def _rows(number: int, *, run: Path, hardware: Hardware) -> list[dict[str, Any]]:
-    config = run_config_of(run)
+    config = read_run_config(run)
     scenario = scenario_of(config, hardware=hardware, model=None, max_steps=config.trainer.max_steps, seed=0)
     forecast, seen = simulate(scenario), _seen(RunLayout(run))
     return [

@@ -124,12 +124,14 @@ def report(samples: Sequence[Sample], *, results: Path, problem: str) -> int:
     draw(samples, file=results / "soak.png")
     replaced = sorted(name for name in samples[0].pids if len({sample.pids[name] for sample in samples}) > 1)
     growing = [verdict.quantity for verdict in found if verdict.word == "growing"]
+    untold = [verdict.quantity for verdict in found if verdict.word == "cannot be told"]
     lines = [
         f"{samples[-1].seconds / 60:.1f} minutes of training, {samples[-1].step:,} steps, {len(samples)} samples; "
         f"growth over the time after the first quarter.",
         table(found),
         f"history is what grows by design: {', '.join(HISTORY)}.",
         *(f"{name} was restarted: its samples are of several processes." for name in replaced),
+        *([f"cannot be told, run longer: {', '.join(untold)}."] if untold else []),
         f"GROWING: {', '.join(growing)}" if growing else "nothing grows beyond what is allowed",
     ]
     text = "\n\n".join(lines) + "\n"

@@ -45,8 +45,12 @@ def run_child(module: str, arguments: Sequence[str], *, log: Path | None, scratc
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            text=True,
-            env=None if scratch is None else {**os.environ, "TMPDIR": str(scratch)},
+            encoding="utf-8",
+            errors="replace",
+            # A message with characters that the locale lacks must get through.
+            env=os.environ
+            | {"PYTHONIOENCODING": "utf-8:backslashreplace"}
+            | ({} if scratch is None else {"TMPDIR": str(scratch)}),
             start_new_session=True,
             preexec_fn=die_with_parent,
         )

@@ -10,6 +10,9 @@ from tbactl.config.sections import RunConfig
 from tbactl.config.tasks import POLICY_PREFIX
 from tbactl.policies.packaged import PACKAGE_PREFIX
 
+# As huggingface_hub reads HF_HUB_OFFLINE.
+_TRUE = ("1", "ON", "YES", "TRUE")
+
 NEEDED = "a hub name is ORG/NAME, with HF_HUB_OFFLINE unset or the model in the cache"
 
 
@@ -17,9 +20,14 @@ def may_be_on_hub(name: str) -> bool:
     """Whether a name has a hub's form, and the hub may be asked or its cache holds the model."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) or Path(name).parent.is_dir():
         return False
-    home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
-    cached = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub"), f"models--{name.replace('/', '--')}")
-    return os.environ.get("HF_HUB_OFFLINE") != "1" or cached.is_dir()
+    is_offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return is_offline.upper() not in _TRUE or (_cache() / f"models--{name.replace('/', '--')}").is_dir()
+
+
+def _cache() -> Path:
+    home = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
+    old = os.environ.get("HUGGINGFACE_HUB_CACHE", os.path.join(home, "hub"))
+    return Path(os.path.expanduser(os.path.expandvars(os.environ.get("HF_HUB_CACHE", old))))
 
 
 def missing_policy(config: RunConfig) -> list[str]:

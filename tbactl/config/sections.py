@@ -145,6 +145,9 @@ class ReplaySection(Section):
     `reward-softmax`, `residual`."""
     on_policy_fraction: Fraction = 0.95
     """m: probability, drawn for each prompt of a batch, of taking the most recent data; otherwise the whole buffer."""
+    mixing: Literal["by-prompt", "by-trajectory"] = "by-prompt"
+    """What m is the probability for: that all K trajectories of a prompt are recent ones, or that each of them is. By
+    prompt is the paper's; a task of one prompt needs the other, so that a batch holds both."""
     on_policy_fraction_final: Fraction | None = None
     """m from `on_policy_fraction_steps` on; None keeps it constant."""
     on_policy_fraction_steps: Annotated[int, Field(ge=0)] = 0

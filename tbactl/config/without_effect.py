@@ -56,6 +56,7 @@ INVERSE_TEMPERATURE = ("inverse_temperature", "inverse_temperature_final", "inve
 ON_POLICY_FRACTION = ("on_policy_fraction", "on_policy_fraction_final", "on_policy_fraction_steps")
 IGNORED_BY_TURNS = (
     "sampler",
+    "mixing",
     "prioritization",
     "intake",
     "max_samples_per_insert",
@@ -96,8 +97,8 @@ IDLE: tuple[Idle, ...] = (
     Idle("replay", IGNORED_BY_TURNS, _is_sync, "with mode = sync: a batch is the newest groups, each used once"),
     Idle("replay", ("intake",), lambda c: not _is_sync(c) and c.sync.period == 1, "with sync.period = 1"),
     Idle("replay", ON_POLICY_FRACTION, _is_other_sampler, "unless replay.sampler = mixture"),
-    Idle("replay", ("prioritization",), _is_other_sampler, "unless replay.sampler = mixture"),
-    Idle("replay", ("prioritization",), _is_always_recent, "with replay.on_policy_fraction = 1"),
+    Idle("replay", ("mixing", "prioritization"), _is_other_sampler, "unless replay.sampler = mixture"),
+    Idle("replay", ("mixing", "prioritization"), _is_always_recent, "with replay.on_policy_fraction = 1"),
     Idle("replay", INVERSE_TEMPERATURE, _never_draws_by("reward-softmax"), "where nothing is drawn by reward-softmax"),
     Idle("replay", ("residual_exponent",), _never_draws_by("residual"), "where nothing is drawn by residual"),
     Idle(

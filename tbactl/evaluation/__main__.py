@@ -21,7 +21,7 @@ def main() -> int:
     arguments = parser.parse_args()
     die_with_parent()
     # Libraries print to stdout as they like; the result must stand there alone.
-    result_stream = os.fdopen(os.dup(1), "w")
+    result_stream = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
     os.dup2(2, 1)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     try:

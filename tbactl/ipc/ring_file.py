@@ -140,13 +140,16 @@ def ring_stats(path: Path) -> RingStats:
 
     Raises:
         OSError: there is no such file.
-        RingError: it is too short for a ring.
+        RingError: it is too short for a ring, or none.
     """
     with path.open("rb") as file:
         header = file.read(HEADER_BYTES)
     if len(header) < HEADER_BYTES:
         raise RingError(f"{path}: {len(header)} bytes are too few for a ring.")
-    return _stats(memoryview(header).cast("Q"))
+    words = memoryview(header).cast("Q")
+    if words[0] != _MAGIC or not words[CAPACITY_WORD]:
+        raise RingError(f"{path}: not a ring (magic {words[0]:#x}, {words[CAPACITY_WORD]} bytes).")
+    return _stats(words)
 
 
 def _stats(words: memoryview) -> RingStats:

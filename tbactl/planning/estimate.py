@@ -104,7 +104,7 @@ def _costs(run: RunConfig, given: CostsSection, *, estimator: _Estimator) -> Cos
         estimates |= {"generate_s": estimator.generate_s(model), "train_s": estimator.train_s(model)}
         values |= {name: estimates[name] for name in needed}
     elif "generate_s" in needed or "train_s" in needed:
-        names = " and ".join(f"costs.{name}" for name in needed)
+        names = " and ".join(f"costs.{name}" for name in ("generate_s", "train_s") if name in needed)
         raise ConfigError(
             f"{names}: neither given nor measured. Measure them (--from RUN), write them into the hardware file, or "
             f"let them be estimated, which needs {', '.join(estimator.missing)}."

@@ -8,10 +8,9 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from pydantic import ValidationError
-
 from tbactl.config.derived import batch_trajectories
 from tbactl.config.layout import RunLayout
+from tbactl.config.run_record import read_run_config
 from tbactl.config.sections import RunConfig
 from tbactl.errors import ConfigError
 from tbactl.planning.hardware import CostsSection, Hardware, MachineSection, WorkloadSection
@@ -27,19 +26,6 @@ SCORING_IDLE, SCORING_RING_FILL = 0.1, 0.5
 Metrics = Mapping[str, float]
 
 
-def run_config_of(run_directory: Path) -> RunConfig:
-    """The configuration of a run.
-
-    Raises:
-        ConfigError: there is none, or it is damaged.
-    """
-    path = RunLayout(run_directory).resolved_config
-    try:
-        return RunConfig.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}; name a run of this version.") from None
-
-
 def measured_hardware(run_directory: Path) -> Hardware:
     """What a run's metrics say about the machine, the costs and the workload.
 
@@ -50,7 +36,7 @@ def measured_hardware(run_directory: Path) -> Hardware:
         ConfigError: the run has too few steps, or its files are damaged.
     """
     layout = RunLayout(run_directory)
-    run = run_config_of(run_directory)
+    run = read_run_config(run_directory)
     steps = steps_of_run(layout)
     if len(steps) < MIN_STEPS:
         raise ConfigError(
@@ -74,22 +60,31 @@ def _costs(
     takes_turns = run.mode == "sync"
     # Times are kept as of a process that has its cores for itself.
     share = min(1.0, machine.cores / num_processes) if machine.cores and not takes_turns else 1.0
-    threads, _ = threads_of(cores=machine.cores, num_processes=num_processes, takes_turns=takes_turns)
+    threads = threads_of(
+        cores=machine.cores,
+        num_ranks=run.trainer.num_ranks,
+        num_searchers=run.searchers.num_searchers,
+        takes_turns=takes_turns,
+    )
+    measured_cores = int(threads[0]) if machine.cores else 1
+    # Searchers may have had more cores than the trainer, which `measured_cores` counts.
+    of_trainer, of_searcher = (share * number / measured_cores for number in threads)
     warm = steps[1:]  # the first step is the first of everything
     load_s = _mean(step["searcher/sync_s/max"] for step in steps if step.get("searcher/sync_s/max", 0.0) > 0.0)
     training_s = [_train_s(step) for step in warm]
     generate_s, score_s = _searching(run, steps, load_s=load_s, evaluations_s=evaluations_s)
     spread = group_spread(lengths, group_size=run.searchers.num_completions)
     costs = CostsSection(
-        generate_s=generate_s * share,
-        train_s=fmean(training_s) * run.trainer.num_ranks / batch_trajectories(run) * share,
+        generate_s=generate_s * of_searcher,
+        train_s=fmean(training_s) * run.trainer.num_ranks / batch_trajectories(run) * of_trainer,
         train_spread=round(pstdev(training_s) / fmean(training_s), 3),
         score_s=score_s,
-        publish_s=_mean(step["trainer/publish_s/sum"] for step in warm if "trainer/publish_s/sum" in step) * share,
-        load_s=load_s * share,
-        checkpoint_s=_mean(step["trainer/checkpoint_s/sum"] for step in steps if "trainer/checkpoint_s/sum" in step),
-        evaluate_s=fmean(evaluations_s) * share if evaluations_s else None,
-        measured_cores=max(1, threads) if machine.cores else 1,
+        publish_s=_mean(step["trainer/publish_s/sum"] for step in warm if "trainer/publish_s/sum" in step) * of_trainer,
+        load_s=load_s * of_searcher,
+        checkpoint_s=_mean(step["trainer/checkpoint_s/sum"] for step in steps if "trainer/checkpoint_s/sum" in step)
+        * of_trainer,
+        evaluate_s=fmean(evaluations_s) * of_searcher if evaluations_s else None,
+        measured_cores=measured_cores,
     )
     return costs if spread is None else costs.model_copy(update={"generate_spread": spread})
 
@@ -173,7 +168,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return
-    for number, line in enumerate(text.splitlines(), start=1):
+    # Not splitlines(): a completion may hold other line separators.
+    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), start=1):
         try:
             yield json.loads(line)
         except ValueError:

@@ -25,17 +25,17 @@ class Processors:
         self.env = env
         self._cores = cores
         self._measured_cores = measured_cores
-        self._num_wanted = 0
+        self._num_wanted = 0.0
         self.changed = env.event()
         """From here on the speed is another."""
 
-    def speed(self, threads: int) -> float:
+    def speed(self, threads: float) -> float:
         """Seconds of measured work done in a second by a process with so many threads."""
         if not self._cores:
             return 1.0
         return threads * min(1.0, self._cores / max(1, self._num_wanted)) / self._measured_cores
 
-    def want(self, threads: int) -> None:
+    def want(self, threads: float) -> None:
         """So many threads more want to run; fewer when it is negative."""
         before = self.speed(1)
         self._num_wanted += threads
@@ -53,7 +53,7 @@ class Worker:
         num_processes: that it consists of.
     """
 
-    def __init__(self, processors: Processors, *, threads: int, num_processes: int = 1) -> None:
+    def __init__(self, processors: Processors, *, threads: float, num_processes: int = 1) -> None:
         self._processors = processors
         self._threads = threads
         self._num_processes = num_processes
@@ -85,16 +85,20 @@ class Worker:
             seconds -= (env.now - start_s) * speed
 
 
-def threads_of(*, cores: int, num_processes: int, takes_turns: bool) -> tuple[int, int]:
-    """Threads of a trainer rank and of a searcher, as `supervision.placement` gives them.
+def threads_of(*, cores: int, num_ranks: int, num_searchers: int, takes_turns: bool) -> tuple[float, float]:
+    """Threads of a trainer rank and of a searcher, as `supervision.placement` gives them, on average over each kind.
 
     Args:
         cores: of the machine; 0: devices, and the numbers mean nothing.
-        num_processes: ranks and searchers together.
+        num_ranks: of the trainer.
+        num_searchers: of the run.
         takes_turns: mode sync, in which everybody may use all cores.
     """
     if takes_turns:
         return max(1, cores), max(1, cores)
-    share, extra = divmod(cores, num_processes)
-    # What does not divide goes to the searchers; that not all of them get it is left out.
-    return max(1, share), max(1, share + (1 if share and extra else 0))
+    share, extra = divmod(cores, num_ranks + num_searchers)
+    if not share:
+        return 1.0, 1.0
+    # What does not divide goes to the searchers first. No more threads than cores: each process is bound to its own.
+    for_searchers = min(extra, num_searchers)
+    return share + (extra - for_searchers) / num_ranks, share + for_searchers / num_searchers

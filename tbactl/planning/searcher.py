@@ -34,7 +34,7 @@ class SimulatedSearcher:
         latency_s: from a group's start to its end in the engine, added up.
     """
 
-    def __init__(self, world: World, *, index: int, threads: int) -> None:
+    def __init__(self, world: World, *, index: int, threads: float) -> None:
         self._world = world
         self._env = world.env
         self._scenario = world.scenario

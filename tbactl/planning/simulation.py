@@ -61,7 +61,8 @@ class Simulation:
         num_searchers = run.searchers.num_searchers
         trainer_threads, searcher_threads = threads_of(
             cores=scenario.cores,
-            num_processes=run.trainer.num_ranks + num_searchers,
+            num_ranks=run.trainer.num_ranks,
+            num_searchers=num_searchers,
             takes_turns=run.mode == "sync",
         )
         self.searchers = [

@@ -32,7 +32,7 @@ class SimulatedTrainer:
         staleness: of each batch: mean, p50, p95, maximum.
     """
 
-    def __init__(self, world: World, *, searchers: Sequence[SimulatedSearcher], threads: int) -> None:
+    def __init__(self, world: World, *, searchers: Sequence[SimulatedSearcher], threads: float) -> None:
         self._world = world
         self._env = world.env
         self._scenario = world.scenario

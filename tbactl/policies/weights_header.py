@@ -21,5 +21,8 @@ def tensor_shapes(file: Path) -> dict[str, list[int]]:
         length = int.from_bytes(stream.read(8), "little")
         if length > MAX_HEADER_BYTES:
             raise ConfigError(f"{file} is not a safetensors file: its header would have {length:,} bytes.")
-        header = json.loads(stream.read(length))
-    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+        data = stream.read(length)
+    try:
+        return {name: entry["shape"] for name, entry in json.loads(data).items() if name != "__metadata__"}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise ConfigError(f"{file} is not a safetensors file: its header is damaged or cut off.") from None

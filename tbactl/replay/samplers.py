@@ -6,7 +6,8 @@
     uniform         each in turn                    uniformly
     reward-softmax  each in turn                    p proportional to exp(inverse_temperature * reward)
     residual        each in turn                    p proportional to |VarGrad residual| ^ residual_exponent
-    mixture         for each prompt, `recency` with probability m, otherwise one of the other three
+    mixture         for each prompt, `recency` with probability m, otherwise one of the other three; or for each
+                    trajectory of a prompt
 
 A sampler is a value without state: what has a schedule is given to a new sampler for each policy version.
 
@@ -28,6 +29,7 @@ from tbactl.replay.weighting import Weighting
 from tbactl.types import TrajectoryGroup
 
 Prioritization = Literal["uniform", "reward-softmax", "residual"]
+Mixing = Literal["by-prompt", "by-trajectory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,9 @@ class Sampler:
 class MixtureSampler(Sampler):
     """Most recent data with probability m, else any data: the batch selection of TBA, section 4.2 of arXiv 2503.18929.
 
-    For each of the B prompts of a batch one coin falls.
+    For each of the B prompts of a batch one coin falls. With `mixing = "by-trajectory"` it says where the prompt comes
+    from only, and each of its K trajectories has a coin of its own: VarGrad compares the trajectories of a group with
+    one another, so recent ones and good old ones must meet in a group for the good ones to gain on the recent.
 
     **Recency** (probability `on_policy_fraction`). A prompt is *fresh* from an insertion until it is next drawn,
     however many insertions, syncs and batches go by. Fresh prompts come first, among these the one with the newest
@@ -115,12 +119,14 @@ class MixtureSampler(Sampler):
 
     Attributes:
         on_policy_fraction: m, in [0, 1].
+        mixing: What has a coin.
         prioritization: How the whole buffer's trajectories are weighed within a prompt.
         inverse_temperature: Of the reward softmax, >= 0; 0 is uniform, large takes the best.
         residual_exponent: Of the draw by residual, >= 0; 0 is uniform.
     """
 
     on_policy_fraction: float
+    mixing: Mixing = "by-prompt"
     prioritization: Prioritization = "uniform"
     inverse_temperature: float = 1.0
     residual_exponent: float = 1.0
@@ -134,6 +140,7 @@ class MixtureSampler(Sampler):
     def _of(cls, section: ReplaySection, *, on_policy_fraction: float, prioritization: Prioritization) -> Self:
         return cls(
             on_policy_fraction=on_policy_fraction,
+            mixing=section.mixing,
             prioritization=prioritization,
             inverse_temperature=section.inverse_temperature,
             residual_exponent=section.residual_exponent,
@@ -144,13 +151,23 @@ class MixtureSampler(Sampler):
         self, buffer: ReplayBuffer, *, num_per_prompt: int, in_batch: set[int], rng: np.random.Generator
     ) -> TrajectoryGroup:
         """Throw the coin, then draw."""
-        if rng.random() < self.on_policy_fraction:
-            prompt_id = buffer.recency.draw(rng, excluded=in_batch)
-            chosen = buffer.prompts[prompt_id].choose_recent(num_per_prompt, rng)
-        else:
-            prompt_id = self._draw_any(buffer, in_batch, rng)
-            chosen = self._choose_any(buffer.prompts[prompt_id], num_per_prompt, rng)
+        is_recent = rng.random() < self.on_policy_fraction
+        prompt_id = buffer.recency.draw(rng, excluded=in_batch) if is_recent else self._draw_any(buffer, in_batch, rng)
+        num_recent = num_per_prompt if is_recent else 0
+        if self.mixing == "by-trajectory":
+            num_recent = int(rng.binomial(num_per_prompt, self.on_policy_fraction))
+        chosen = self._choose(buffer.prompts[prompt_id], num_per_prompt, num_recent=num_recent, rng=rng)
         return buffer.draw(prompt_id, chosen)
+
+    def _choose(self, prompt: StoredPrompt, num_chosen: int, *, num_recent: int, rng: np.random.Generator) -> list[int]:
+        if num_recent == num_chosen:
+            return prompt.choose_recent(num_chosen, rng)
+        if num_recent == 0 or len(prompt) <= num_chosen:
+            return self._choose_any(prompt, num_chosen, rng)
+        recent = prompt.choose_recent(num_recent, rng)
+        # Successive draws: without the recent ones among them, what is left is a draw from the others.
+        others = [slot for slot in self._choose_any(prompt, num_chosen, rng) if slot not in recent]
+        return recent + others[: num_chosen - num_recent]
 
     @staticmethod
     def _draw_any(buffer: ReplayBuffer, in_batch: set[int], rng: np.random.Generator) -> int:

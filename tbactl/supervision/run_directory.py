@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from tbactl.checkpoints.store import usable_checkpoint
+from tbactl.checkpoints.store import steps_of, usable_checkpoint
 from tbactl.clock import Clock, SystemClock
 from tbactl.config.hardware import Profile
 from tbactl.config.layout import SHM_ROOT, CheckpointLayout, ProcessConfig, RunLayout, ShmLayout
@@ -156,7 +156,7 @@ def latest_checkpoint(layout: RunLayout) -> Path:
         CheckpointError: there is none.
     """
     candidates = [layout.latest_checkpoint.resolve()] if layout.latest_checkpoint.is_symlink() else []
-    candidates += sorted(layout.checkpoints.glob("step_*"), reverse=True)
+    candidates += reversed(steps_of(layout.checkpoints))
     for candidate in candidates:
         if CheckpointLayout(candidate).manifest.is_file():
             return candidate

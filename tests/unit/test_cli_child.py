@@ -39,6 +39,13 @@ def test_run_child_that_fails_raises_the_error_of_its_exit_code_with_its_last_li
         run_child(name, [], log=tmp_path / "log")
 
 
+def test_run_child_that_fails_gives_its_own_message_whatever_the_locale(module, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    name = module("import sys; print('the file \\u00e9\\udcff'); sys.exit(4)")
+    with pytest.raises(TaskError, match=r"^the file \u00e9\\udcff$"):
+        run_child(name, [], log=tmp_path / "log")
+
+
 def test_run_child_that_is_killed_names_the_signal(module, tmp_path):
     name = module("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(ChildFailedError, match="killed by SIGKILL"):

@@ -70,6 +70,11 @@ def test_ring_stats_file_too_short_is_no_ring(tmp_path: Path):
         ring_stats(tmp_path / "r")
 
 
+def test_inquest_of_a_damaged_ring_header_hides_no_failure(shm: ShmLayout):
+    shm.ring(0).write_bytes(bytes(1024))
+    assert str(Inquest.hold([], shm=shm, num_searchers=1)) == "  | ring-0: cannot be read"
+
+
 def test_event_line_leaves_out_tables():
     line = event_line({"kind": "run_failing", "details": {"error": "it died", "rings": [{"used_bytes": 1}]}})
     assert line == 't=0 event=run_failing process=? error="it died"'

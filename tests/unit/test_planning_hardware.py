@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tbactl.config.layout import RunLayout
@@ -9,6 +11,7 @@ from tbactl.errors import ConfigError
 from tbactl.planning.estimate import scenario_of
 from tbactl.planning.hardware import CostsSection, Hardware, MachineSection, WorkloadSection, load_hardware, to_toml
 from tbactl.planning.measured import group_spread, measured_hardware
+from tbactl.planning.simulation import simulate
 from tests.support.planning import LARGE, make_run, run_config, steps
 
 PEAKS = MachineSection(flops_per_s=3e14, memory_bytes_per_s=2e12, link_bytes_per_s=2e10)
@@ -170,6 +173,24 @@ def test_costs_are_those_of_a_process_that_has_a_core(tmp_path):
     costs = measured_hardware(make_run(tmp_path, steps(20), config=config)).costs
     # Four processes on two cores.
     assert costs.train_s == pytest.approx(1.6 / 16 / 2)
+
+
+def test_searcher_that_had_more_cores_than_the_trainer_is_measured_as_it_was(tmp_path):
+    directory = make_run(tmp_path, steps(20))
+    environment = RunLayout(directory).environment
+    environment.write_text(environment.read_text().replace("[0, 1]", "[0, 1, 2]"))
+    hardware = measured_hardware(directory)
+    run = run_config(replay__max_samples_per_insert=1.0, trainer__max_steps=400)
+    scenario = scenario_of(run, hardware=hardware, model=None, max_steps=400, seed=0)
+    # One core for the trainer and two for the searcher, which made 10 trajectories a second.
+    assert simulate(scenario).trajectories_per_s == pytest.approx(10.0, rel=0.1)
+
+
+def test_completion_with_another_line_separator_is_one_line(tmp_path):
+    directory = make_run(tmp_path, steps(5))
+    line = json.dumps({"completion": "a\u2028b\x85c", "num_tokens": 3}, ensure_ascii=False) + "\n"
+    RunLayout(directory).trajectories.write_text(line * 30, encoding="utf-8")
+    assert measured_hardware(directory).costs.generate_spread == 0.0
 
 
 def test_steps_done_again_after_a_resume_count_once(tmp_path):

@@ -8,6 +8,7 @@ import struct
 import pytest
 
 from tbactl.config.sections import RunConfig
+from tbactl.errors import ConfigError
 from tbactl.planning.memory import (
     GIB,
     kv_bytes_per_token,
@@ -140,3 +141,11 @@ def test_model_shape_of_something_else_is_unknown(tmp_path, text):
     if text is not None:
         (tmp_path / "config.json").write_text(text)
     assert model_shape(tmp_path) is None
+
+
+@pytest.mark.parametrize("data", [b"", (100).to_bytes(8, "little") + b"{", (2).to_bytes(8, "little") + b"[]"])
+def test_weights_that_are_cut_off_are_an_error_not_a_traceback(tmp_path, data):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(ConfigError, match=r"model\.safetensors is not a safetensors file"):
+        model_shape(tmp_path)

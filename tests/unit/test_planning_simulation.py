@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tbactl.errors import ConfigError
+from tbactl.planning.processors import threads_of
 from tbactl.planning.simulation import Simulation, simulate
 from tests.support.planning import scenario
 
@@ -263,3 +264,10 @@ def test_set_up_that_stands_still_is_an_error():
     simulation.searchers.clear()
     with pytest.raises(ConfigError, match="stands still after 0 steps"):
         simulation.run()
+
+
+@pytest.mark.parametrize(("cores", "num_ranks", "num_searchers"), [(8, 1, 6), (5, 2, 1), (3, 1, 1), (16, 2, 3)])
+def test_processes_are_given_all_cores_and_not_one_more(cores, num_ranks, num_searchers):
+    trainer, searcher = threads_of(cores=cores, num_ranks=num_ranks, num_searchers=num_searchers, takes_turns=False)
+    assert num_ranks * trainer + num_searchers * searcher == pytest.approx(cores)
+    assert 1 <= trainer <= searcher

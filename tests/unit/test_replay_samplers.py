@@ -322,6 +322,55 @@ def test_mixture_takes_recent_data_with_probability_m():
     assert abs(num_recent / 1000 - share) < 4 * math.sqrt(share * (1 - share) / 1000)
 
 
+def old_and_fresh(*, num_old: int, num_fresh: int) -> ReplayBuffer:
+    """One prompt: tokens below `num_old` were drawn before, the others never."""
+    buffer = make_buffer()
+    buffer.insert(make_group(1, range(num_old), version=0))
+    draw(ANY, buffer)
+    buffer.insert(make_group(1, range(num_old, num_old + num_fresh), version=1))
+    return buffer
+
+
+@pytest.mark.parametrize("prioritization", ["uniform", "reward-softmax"])
+def test_mixing_by_trajectory_gives_each_of_a_prompt_a_coin_of_its_own(prioritization: Prioritization):
+    sampler = MixtureSampler(on_policy_fraction=0.5, mixing="by-trajectory", prioritization=prioritization)
+    buffer = old_and_fresh(num_old=80, num_fresh=10)
+    num_fresh = Counter()
+    for seed in range(400):
+        [group] = draw(sampler, buffer, k=4, seed=seed)
+        tokens = tokens_of(group)
+        assert len(set(tokens)) == 4
+        num_fresh[sum(token >= 80 for token in tokens)] += 1
+        buffer.undo_batch()
+    # Of those that do not come from the recent ones, about one in nine is recent by chance.
+    mean = sum(number * times for number, times in num_fresh.items()) / 400
+    assert 2.0 < mean < 2.0 + 2.0 * 10 / 90 + 0.2
+    # With a coin for the prompt half of the groups would be all fresh.
+    assert num_fresh[4] / 400 < 0.2
+
+
+@pytest.mark.parametrize(("m", "same"), [(1.0, RECENT), (0.0, ANY)])
+def test_mixing_by_trajectory_at_its_ends_draws_as_by_prompt(m: float, same: MixtureSampler):
+    sampler = MixtureSampler(on_policy_fraction=m, mixing="by-trajectory")
+    seen = {}
+    for name, drawn_by in (("by-trajectory", sampler), ("by-prompt", same)):
+        buffer = old_and_fresh(num_old=10, num_fresh=10)
+        counts = Counter()
+        for seed in range(300):
+            [group] = draw(drawn_by, buffer, k=4, seed=seed)
+            counts.update(token >= 10 for token in tokens_of(group))
+            buffer.undo_batch()
+        seen[name] = counts[True] / 1200
+    assert seen["by-trajectory"] == pytest.approx(seen["by-prompt"], abs=0.06)
+
+
+def test_mixing_by_trajectory_with_fewer_than_k_gives_each_once():
+    sampler = MixtureSampler(on_policy_fraction=0.5, mixing="by-trajectory")
+    for seed in range(30):
+        [group] = draw(sampler, old_and_fresh(num_old=2, num_fresh=1), k=5, seed=seed)
+        assert set(tokens_of(group)) == {0, 1, 2}
+
+
 @pytest.mark.parametrize("m", [0.0, 0.3, 1.0])
 def test_batch_holds_no_prompt_twice_while_there_are_enough(m: float):
     buffer = make_buffer(num_prompts=20)

@@ -103,6 +103,14 @@ def test_incomplete_latest_checkpoint_falls_back_to_the_newest_complete_one(conf
     assert latest_checkpoint(layout).name == "step_000020"
 
 
+def test_latest_checkpoint_without_a_link_is_that_of_the_highest_step(config: RunConfig, tmp_path: Path):
+    layout = RunLayout(tmp_path / "run")
+    for step in (999_999, 1_000_000):
+        make_checkpoint(layout, step)
+    layout.latest_checkpoint.unlink(missing_ok=True)
+    assert latest_checkpoint(layout).name == "step_1000000"
+
+
 def test_resume_without_checkpoint_or_of_a_living_run_is_refused(config: RunConfig, tmp_path: Path):
     run = prepared(config, tmp_path)
     with pytest.raises(ConfigError, match=f"still running \\(pid {os.getpid()}\\)"):

@@ -26,7 +26,7 @@ class RedteamOptions(Section):
 
     attack_prompt: str | None = None
     """A file with the one prompt that the attacker continues: text, or JSONL whose first row has `attacker_prompt`.
-    None: the embedded one, a numbered list of three harmless instructions."""
+    None: the embedded one, a numbered list of three mildly rude instructions."""
     prompt_style: PromptStyle = "plain"
     """`plain`: the prompt as it is. `chat`: its first line is the user's message in a chat template, the rest the
     beginning of the assistant's answer."""
