@@ -34,6 +34,7 @@ def digests(run: Path, *, step: int) -> dict[str, str]:
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged.
+        TypeError: it holds something that the digest does not know, and would leave out.
     """
     layout = RunLayout(run)
     checkpoint = CheckpointLayout(layout.checkpoint(step))
@@ -83,6 +84,8 @@ def _tensor_lines(file: Path) -> Iterable[str]:
 def _flat(value: Any, *, path: str) -> Iterable[str]:
     import torch
 
+    from tbactl.trainer.deepspeed_backend import SAFE_CLASSES
+
     if isinstance(value, dict):
         for key in value:
             yield from _flat(value[key], path=f"{path}/{key}")
@@ -94,6 +97,10 @@ def _flat(value: Any, *, path: str) -> Iterable[str]:
         yield f"{path} {value.dtype} {tuple(value.shape)} {hashlib.blake2b(data).hexdigest()}"
     elif isinstance(value, bool | int | float | str | None):
         yield f"{path} {value!r}"
+    elif type(value) in SAFE_CLASSES:
+        yield from _flat(vars(value), path=f"{path}/{type(value).__name__}")
+    else:
+        raise TypeError(f"{path}: the digest does not know what a {type(value).__name__} holds; teach it here.")
 
 
 def _buffer_lines(directory: Path) -> Iterable[str]:

@@ -97,9 +97,11 @@ def load(group: str, name: str) -> Any:
 
     Raises:
         ConfigError: the name is unknown, or its module needs a package that is not installed.
-        TaskError: somebody else's module cannot be imported, or holds no such class.
+            Or somebody else's module, of anything but a task, cannot be imported, or holds no such class.
+        TaskError: the same of a task's module.
     """
     check_name(group, name)
+    failure = TaskError if group == "tbactl.tasks" else ConfigError
     target = available(group)[name]
     module_name, _, attribute = target.partition(":")
     try:
@@ -114,10 +116,10 @@ def load(group: str, name: str) -> Any:
     except Exception as error:
         if module_name.split(".")[0] == "tbactl":
             raise
-        raise TaskError(
+        raise failure(
             f"'{name}' cannot be loaded: {target} raises {type(error).__name__}: {error}. Mend or uninstall "
             f"its package."
         ) from error
     if not isinstance(found, type):
-        raise TaskError(f"'{name}' cannot be loaded: {target} is no class, but {found!r}.")
+        raise failure(f"'{name}' cannot be loaded: {target} is no class, but {found!r}.")
     return found

@@ -38,7 +38,7 @@ def plan_document(plan: Plan, *, currency: str) -> dict[str, Any]:
 
 
 def point_rows(plan: Plan, *, currency: str) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of the table; the best number is marked."""
+    """Columns and rows of the table; marked is the best number (*), and each that does not fit (!)."""
     has_price = any(point.price for point in plan.points)
     columns: list[str] = [*COLUMNS, currency] if has_price else [*COLUMNS]
     return columns, [_row(point, best=plan.best, has_price=has_price) for point in plan.points]
@@ -74,14 +74,19 @@ def verdict(plan: Plan) -> str:
     """Which number of searchers, and why."""
     num_ranks = plan.scenario.run.trainer.num_ranks
     ratio = f"{plan.best} : {num_ranks}"
+    fitting = [point.outcome.num_searchers for point in plan.points if not point.warnings]
+    if not fitting:
+        return f"best: {ratio} (searchers : trainer ranks), but no number that was looked at fits: see the warnings"
     if plan.best == plan.points[-1].outcome.num_searchers and len(plan.points) > 1:
         return f"best: {ratio} (searchers : trainer ranks), the most that was looked at; more may be better"
+    if plan.best == fitting[-1]:
+        return f"best: {ratio} (searchers : trainer ranks), the most that fits: see the warnings"
     return f"best: {ratio} (searchers : trainer ranks); more add less than 5 % of new trajectories trained on"
 
 
 def _row(point: PlannedPoint, *, best: int, has_price: bool) -> list[str]:
     outcome = point.outcome
-    mark = "*" if outcome.num_searchers == best else "!" if point.warnings else ""
+    mark = "!" if point.warnings else "*" if outcome.num_searchers == best else ""
     cells = [
         f"{outcome.num_searchers}{mark}",
         f"{outcome.trajectories_per_s:.3g}",

@@ -19,7 +19,7 @@ from tbactl.errors import TbactlError
 from tbactl.types import Completion, EvaluationResult, Trajectory, TrajectoryGroup
 
 # Raise it with every change of the fields of the types below (tests/unit/test_codec.py pins them).
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 
 _TAG = b"TBAC"
 _PREFIX_BYTES = len(_TAG) + 2

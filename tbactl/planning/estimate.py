@@ -107,7 +107,9 @@ def _costs(run: RunConfig, given: CostsSection, *, estimator: _Estimator) -> Cos
         names = " and ".join(f"costs.{name}" for name in ("generate_s", "train_s") if name in needed)
         raise ConfigError(
             f"{names}: neither given nor measured. Measure them (--from RUN), write them into the hardware file, or "
-            f"let them be estimated, which needs {', '.join(estimator.missing)}."
+            f"let them be estimated, which needs {', '.join(estimator.missing)}. The easiest: a short run with one "
+            f"searcher (`tbactl run RECIPE --set searchers.num_searchers=1 --set trainer.max_steps=20`), then "
+            f"`tbactl plan RECIPE --from latest`."
         )
     else:
         # Syncs are short beside everything else.

@@ -102,6 +102,8 @@ class ModelSection(Section):
     """Width of one head."""
     vocabulary_size: PositiveInt
     """Width of the logits."""
+    tied_embeddings: bool = False
+    """The head is the embedding. Searchers get it twice."""
 
 
 class Hardware(Section):
@@ -152,7 +154,8 @@ def _problems(hardware: Hardware) -> Iterator[Problem]:
         yield Problem(
             ("machine", "cores"),
             f"machine.cores = {machine.cores} means that there are no devices, but machine.num_devices = "
-            f"{machine.num_devices}; remove one of them.",
+            f"{machine.num_devices}: write cores = 0 into the file if there are devices (what --from has measured does "
+            f"not count then), or leave num_devices out.",
         )
 
 

@@ -37,10 +37,22 @@ def measured_hardware(run_directory: Path) -> Hardware:
     """
     layout = RunLayout(run_directory)
     run = read_run_config(run_directory)
+    try:
+        return _measured(layout, run=run)
+    except ConfigError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise ConfigError(
+            f"{run_directory}: costs cannot be read from its metrics, evaluations and trajectories: "
+            f"{type(error).__name__}: {error}. A file is damaged, or of another version of tbactl; name another run."
+        ) from error
+
+
+def _measured(layout: RunLayout, *, run: RunConfig) -> Hardware:
     steps = steps_of_run(layout)
     if len(steps) < MIN_STEPS:
         raise ConfigError(
-            f"{run_directory} has {len(steps)} optimizer steps in metrics.jsonl; at least {MIN_STEPS} are needed to "
+            f"{layout.root} has {len(steps)} optimizer steps in metrics.jsonl; at least {MIN_STEPS} are needed to "
             f"measure costs."
         )
     machine = _machine(layout.environment)

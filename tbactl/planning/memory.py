@@ -43,11 +43,12 @@ class Memory:
 
 def memory_of(run: RunConfig, *, model: ModelSection) -> Memory:
     """Memory of a run's processes; what libraries and the task's own models take is not in it."""
-    policy_bytes = model.num_parameters * BYTES[run.policy.dtype]
+    element = BYTES[run.policy.dtype]
+    num_published = model.num_parameters + model.tied_embeddings * model.vocabulary_size * model.hidden_size
     return Memory(
         trainer=trainer_bytes(run, model=model),
-        searcher={"weights": policy_bytes, "KV cache": kv_cache_bytes(run, model=model)},
-        shared=shared_memory_bytes(run, policy_bytes=policy_bytes),
+        searcher={"weights": model.num_parameters * element, "KV cache": kv_cache_bytes(run, model=model)},
+        shared=shared_memory_bytes(run, policy_bytes=num_published * element),
     )
 
 

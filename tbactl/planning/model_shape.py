@@ -39,6 +39,7 @@ def model_shape(directory: Path) -> ModelSection | None:
         num_key_value_heads=settings.get("num_key_value_heads") or heads,
         head_size=settings.get("head_dim") or hidden // heads,
         vocabulary_size=vocabulary,
+        tied_embeddings="lm_head.weight" not in shapes,
     )
 
 

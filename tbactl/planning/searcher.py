@@ -59,6 +59,11 @@ class SimulatedSearcher:
         self.latency_s = 0.0
 
     @property
+    def speed(self) -> float:
+        """Seconds of measured work done in a second, now."""
+        return self._worker.speed
+
+    @property
     def num_in_flight(self) -> int:
         """Groups in the engine."""
         return len(self._in_flight)

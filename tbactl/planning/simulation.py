@@ -21,7 +21,8 @@ class Outcome:
     Attributes:
         num_searchers: of the run.
         num_steps: simulated.
-        run_s: of all `trainer.max_steps`; where fewer were simulated, the rest at the pace of the second half.
+        run_s: of all `trainer.max_steps`; where fewer were simulated, the rest at the pace of the second half. The
+            evaluation after the last step is in it.
         trajectories_per_s: received by the trainer.
         trained_per_s: trained on, repeated ones included.
         new_per_s: trained on that had come after their prompt was last drawn.
@@ -95,7 +96,7 @@ class Simulation:
         return Outcome(
             num_searchers=len(self.searchers),
             num_steps=trainer.version,
-            run_s=self._run_s(),
+            run_s=self._training_s() + self._last_evaluation_s(),
             trajectories_per_s=trainer.num_received / elapsed_s,
             trained_per_s=trainer.num_trained / elapsed_s,
             new_per_s=trainer.num_new / elapsed_s,
@@ -110,7 +111,14 @@ class Simulation:
             sync_share=trainer.sync_s / elapsed_s,
         )
 
-    def _run_s(self) -> float:
+    def _last_evaluation_s(self) -> float:
+        """Searcher 0 loads the last weights and evaluates; the trainer is done, the other searchers go on."""
+        if not self.scenario.run.evaluation.num_prompts:
+            return 0.0
+        costs = self.scenario.costs
+        return (costs.load_s + costs.evaluate_s) / self.searchers[0].speed
+
+    def _training_s(self) -> float:
         elapsed_s, ends_s = self.world.env.now, self.trainer.step_ends_s
         num_left = self.scenario.run.trainer.max_steps - len(ends_s)
         half = len(ends_s) // 2

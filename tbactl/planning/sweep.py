@@ -47,7 +47,8 @@ class Plan:
     Attributes:
         scenario: common to all.
         points: at least one.
-        best: number of searchers at the knee: the fewest that reach 95 % of the highest `new_per_s`.
+        best: number of searchers at the knee: the fewest that reach 95 % of the highest `new_per_s`, of those that fit;
+            of all where none does.
         memory: of the processes; None where the policy's shape is not known.
     """
 
@@ -94,12 +95,12 @@ def make_plan(
     for num_searchers in counts:
         on_point(num_searchers)
         points.append(_point(scenario.with_searchers(num_searchers), hardware=hardware, model=model))
-    outcomes = [point.outcome for point in points]
+    best = knee([point.outcome for point in points if not point.warnings] or [point.outcome for point in points])
     return Plan(
         scenario=scenario,
         points=tuple(points),
-        best=knee(outcomes),
-        memory=None if model is None else memory_of(scenario.with_searchers(knee(outcomes)).run, model=model),
+        best=best,
+        memory=None if model is None else memory_of(scenario.with_searchers(best).run, model=model),
     )
 
 

@@ -66,6 +66,7 @@ class SimulatedTrainer:
             period = self._run.checkpoint.period
             if period and self.version % period == 0:
                 yield from self._worker.work(self._costs.checkpoint_s)
+        self._worker.set_busy(is_busy=False)
 
     @property
     def _has_seen_enough(self) -> bool:

@@ -8,7 +8,7 @@ no gaps.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from tbactl.errors import TaskError, TbactlError
@@ -44,7 +44,7 @@ class PromptStream:
 
     def __init__(
         self,
-        prompts: Iterator[Prompt],
+        prompts: Iterable[Prompt],
         *,
         encode: Callable[[str], tuple[int, ...]],
         max_prompt_tokens: int,
@@ -75,7 +75,7 @@ class PromptStream:
         raise TaskError('the task\'s training prompts have ended; prompts("train") must be an endless stream.')
 
     def _number_usable(
-        self, prompts: Iterator[Prompt], encode: Callable[[str], tuple[int, ...]], max_prompt_tokens: int
+        self, prompts: Iterable[Prompt], encode: Callable[[str], tuple[int, ...]], max_prompt_tokens: int
     ) -> Iterator[StreamedPrompt]:
         position = in_a_row = 0
         for i, prompt in enumerate(_checked(prompts)):
@@ -96,23 +96,22 @@ class PromptStream:
                 )
 
 
-def _checked(prompts: Iterator[Prompt]) -> Iterator[Prompt]:
-    while True:
-        try:
-            prompt = next(prompts)
-        except StopIteration:
-            return
-        except TbactlError:
-            raise
-        except Exception as error:
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            raise TaskError(
-                f"the task's training prompts cannot be made: {type(error).__name__}: {error} ({place.filename}:"
-                f"{place.lineno}, {place.name})."
-            ) from error
-        if not isinstance(prompt, Prompt):
-            raise TaskError(f'prompts("train") gave {type(prompt).__name__}; it must give Prompt.')
-        yield prompt
+def _checked(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
+    if not isinstance(prompts, Iterable):
+        raise TaskError(f'prompts("train") returned {type(prompts).__name__}; it must return an iterator of Prompt.')
+    try:
+        for prompt in prompts:
+            if not isinstance(prompt, Prompt):
+                raise TaskError(f'prompts("train") gave {type(prompt).__name__}; it must give Prompt.')
+            yield prompt
+    except TbactlError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise TaskError(
+            f"the task's training prompts cannot be made: {type(error).__name__}: {error} ({place.filename}:"
+            f"{place.lineno}, {place.name})."
+        ) from error
 
 
 class Cursor:

@@ -31,10 +31,11 @@ class Status:
         self._turns: deque[tuple[float, float]] = deque()  # (when, the longest between two updates)
 
     def begin(self) -> None:
-        """The run has begun: waiting for the other processes until now was no idling."""
-        self._started_s = self._updated_s = self._clock.monotonic_s()
-        self._idle_s = 0.0
+        """The run has begun: loading, and waiting for the other processes until now, was no idling and no turn."""
+        self._started_s = self._updated_s = self._turn_s = self._clock.monotonic_s()
+        self._idle_s = self._longest_turn_s = 0.0
         self._idles.clear()
+        self._turns.clear()
 
     def note_turn(self) -> None:
         """The loop has come round. What holds it up (the engine, new weights, the machine) shows as one long turn."""

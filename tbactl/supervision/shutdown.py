@@ -45,7 +45,7 @@ class Shutdown:
         self.failure: TbactlError | None = None
         """A trainer failed while it drained: there is no last checkpoint."""
         self.warning = ""
-        """A trainer had to be ended while it drained: there is no last checkpoint either."""
+        """A trainer had to be ended while it drained: there may be no last checkpoint either."""
 
     def run(self, *, drain: bool, has_run: bool) -> None:
         """End all children.
@@ -76,8 +76,8 @@ class Shutdown:
         if self._trainers_alive() and not self._signals.hurry:
             self.warning = (
                 f"the trainer was still at work near the end of supervision.stop_grace_s = {self._grace_s:g} s: the "
-                f"run ends without its last checkpoint. A resume goes on from the one before; raise the limit if "
-                f"checkpoints take so long."
+                f"run may end without its last checkpoint. A resume goes on from the newest one that is complete; "
+                f"raise the limit if checkpoints take so long."
             )
 
     def _announce(self, state: RunState) -> None:

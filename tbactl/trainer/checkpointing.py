@@ -110,13 +110,16 @@ class Checkpointing:
         return CompletedCheckpoint(step=step, seconds=time.perf_counter() - start_s)
 
     def take_completed(self) -> CompletedCheckpoint | None:
-        """The newest checkpoint that was completed since the last call, if any. Never waits.
+        """The newest checkpoint that is known to be complete since the last call, if any. Never waits.
+
+        One that is known already comes first, and the next at the next call: should that one have failed, nobody would
+        hear of the first.
 
         Raises:
             CapacityError: the disk is full.
             CheckpointError: it could not be completed for another reason.
         """
-        if self._pending is not None and self._pending.done():
+        if self._completed is None and self._pending is not None and self._pending.done():
             self.finish()
         completed, self._completed = self._completed, None
         return completed

@@ -196,6 +196,7 @@ class TrainerLoop:
     def _write_checkpoint(self) -> None:
         self._board.enter(TrainerPhase.CHECKPOINTING)
         with self._watch.measure("checkpoint"):
+            self._finish_checkpoint()  # shown before the next one, which may fail
             self._checkpointing.write()
         self._note_completed()
         self._waiter.note_progress()

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tbactl.cli.commands.plan import _ranges
 from tbactl.cli.main import main
 from tbactl.planning.sweep import parse_counts
 from tests.support.planning import make_run, steps
@@ -81,6 +82,28 @@ def test_plan_warns_of_what_will_not_fit(recipe, tmp_path, capsys):
     assert "log-prob chunk" in captured.out
 
 
+def test_best_number_is_one_that_fits_and_warnings_name_the_numbers_they_are_about(recipe, tmp_path, capsys):
+    path = tmp_path / "small.toml"
+    path.write_text(COSTS + "[machine]\nnum_devices = 3\n")
+    arguments = [recipe, "--hardware", str(path), "--set", "replay.max_samples_per_insert=1.0"]
+    assert plan_json(capsys, *arguments, "--searchers", "1..4")["best_num_searchers"] == 2
+    assert main(["plan", *arguments, "--searchers", "1..4", "--steps", "30"]) == 0
+    out = capsys.readouterr().out
+    assert "2*" in out and "3!" in out and "4!" in out and "the most that fits" in out
+    assert main(["plan", *arguments, "--searchers", "4", "--steps", "30"]) == 0
+    out = capsys.readouterr().out
+    assert "4!" in out and "4*" not in out
+    assert main(["plan", *arguments, "--searchers", "3,4", "--steps", "30"]) == 0
+    assert "no number that was looked at fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("numbers", "shown"), [([3], "3"), ([1, 4], "1, 4"), ([1, 2, 3, 8, 10, 11], "1 to 3, 8, 10 to 11")]
+)
+def test_numbers_of_searchers_are_ranges_only_where_none_is_left_out(numbers, shown):
+    assert _ranges(numbers) == f"{shown} searcher(s)"
+
+
 def test_plan_from_a_run_and_the_file_that_it_writes_agree(recipe, tmp_path, capsys):
     run = make_run(tmp_path / "run", steps(10))
     (run / "run.json").write_text("{}")
@@ -103,7 +126,8 @@ def test_figure_that_cannot_be_written_is_an_error(recipe, hardware, capsys):
 
 def test_plan_without_costs_says_how_to_get_them(recipe, capsys):
     assert main(["plan", recipe]) == 3
-    assert "--from RUN" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "--from RUN" in error and "`tbactl plan RECIPE --from latest`" in error
 
 
 def test_plan_of_a_recipe_for_another_command_is_refused(capsys):

@@ -163,9 +163,9 @@ def test_fields_on_the_wire_are_those_of_the_layout_version():
         " num_failed",
         Trajectory: "uid completion reward",
         Completion: "token_ids logprobs text finish_reason first_version last_version",
-        EvaluationResult: "task policy_version num_prompts metrics intervals seconds samples",
+        EvaluationResult: "task policy_version num_prompts metrics intervals seconds samples template num_shots",
     }
-    assert LAYOUT_VERSION == 1
+    assert LAYOUT_VERSION == 2
     for kind, names in pinned.items():
         assert [field.name for field in dataclasses.fields(kind)] == names.split()
 

@@ -46,7 +46,7 @@ def test_unknown_key_is_refused_with_its_line_and_a_suggestion(tmp_path):
         ("[costs]\ntrain_s = -1.0\n", "costs.train_s = -1.0: must be greater than 0"),
         ("[costs]\nfixed_share = 2.0\n", "must be at most 1"),
         ("[machine]\ncores = 2.5\n", "must be an integer"),
-        ("[machine]\ncores = 2\nnum_devices = 4\n", "remove one of them"),
+        ("[machine]\ncores = 2\nnum_devices = 4\n", "write cores = 0 into the file"),
         ("[model]\nnum_parameters = 10\n", "model.num_layers is missing"),
         ("[machine\n", "not valid TOML"),
         ("[workload]\ntrainable_share = 0.0\n", "must be greater than 0"),
@@ -223,6 +223,25 @@ def test_damaged_metrics_are_named_with_their_line(tmp_path):
     with RunLayout(directory).metrics.open("a") as file:
         file.write("{\n")
     with pytest.raises(ConfigError, match=r"metrics.jsonl:6"):
+        measured_hardware(directory)
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("metrics", {"step": 6}),
+        ("metrics", {"step": 6, "metrics": {}}),
+        ("metrics", {"step": "six", "metrics": {}}),
+        ("metrics", ["step"]),
+        ("trajectories", {"reward": 1.0}),
+        ("evaluations", {"seconds": "long"}),
+    ],
+)
+def test_line_that_lacks_what_is_needed_is_damage_and_no_traceback(tmp_path, file, line):
+    directory = make_run(tmp_path, steps(5))
+    with getattr(RunLayout(directory), file).open("a") as stream:
+        stream.write(json.dumps(line) + "\n")
+    with pytest.raises(ConfigError, match=r"costs cannot be read.*damaged"):
         measured_hardware(directory)
 
 

@@ -7,6 +7,7 @@ import struct
 
 import pytest
 
+from tbactl.config.derived import shared_memory_bytes
 from tbactl.config.sections import RunConfig
 from tbactl.errors import ConfigError
 from tbactl.planning.memory import (
@@ -19,6 +20,7 @@ from tbactl.planning.memory import (
     trainer_bytes,
 )
 from tbactl.planning.model_shape import model_shape
+from tbactl.supervision.policy import published_bytes
 from tests.support.planning import LARGE, run_config
 
 GB = 1e9
@@ -127,6 +129,15 @@ def test_model_shape_counts_the_tensors(tmp_path):
     shape = model_shape(tmp_path)
     assert shape is not None
     assert (shape.num_parameters, shape.num_layers, shape.num_key_value_heads, shape.head_size) == (47, 2, 2, 2)
+
+
+def test_tied_head_is_published_beside_the_embedding(tmp_path):
+    write_model(tmp_path, {"num_hidden_layers": 2, "hidden_size": 4, "num_attention_heads": 2, "vocab_size": 10})
+    tied, run = model_shape(tmp_path), run_config()
+    assert tied is not None and tied.tied_embeddings
+    published = published_bytes(run.policy, directory=tmp_path)
+    assert memory_of(run, model=tied).shared == shared_memory_bytes(run, policy_bytes=published)
+    assert published == 4 * (47 + 40)
 
 
 def test_model_shape_knows_the_names_of_gpt2(tmp_path):

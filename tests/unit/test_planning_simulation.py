@@ -218,6 +218,13 @@ def test_evaluation_holds_one_searcher():
     assert plain.trajectories_per_s / evaluating.trajectories_per_s == pytest.approx(2.0, rel=0.15)
 
 
+@pytest.mark.parametrize(("num_prompts", "expected_s"), [(0, 0.0), (64, 16.0 + 2.0)])
+def test_run_ends_when_the_last_weights_are_loaded_and_evaluated(num_prompts, expected_s):
+    ended = Simulation(scenario(costs={"evaluate_s": 16.0, "load_s": 2.0}, evaluation__num_prompts=num_prompts))
+    outcome = ended.run()
+    assert outcome.run_s - ended.world.env.now == pytest.approx(expected_s)
+
+
 def test_processes_on_too_few_cores_share_them():
     def at(cores, *, num_searchers):
         return simulate(

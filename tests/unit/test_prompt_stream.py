@@ -70,6 +70,15 @@ def test_stream_that_ends_is_the_tasks_fault():
         short.take()
 
 
+def test_stream_may_be_any_iterable_and_must_be_one():
+    several = stream([Prompt(prompt_id=7, text="abc")])
+    assert several.take().prompt.prompt_id == 7
+    with pytest.raises(TaskError, match="endless"):
+        several.take()
+    with pytest.raises(TaskError, match=r'prompts\("train"\) returned int; it must return an iterator'):
+        stream(5).take()
+
+
 def test_stream_in_which_nothing_fits_says_so():
     with pytest.raises(TaskError, match="max_prompt_tokens = 10"):
         stream(prompts(too_long_every=1)).take()

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from deepspeed.runtime.fp16.loss_scaler import LossScaler
+from deepspeed.utils.tensor_fragment import fragment_address
 
-from benchmarks.resume_digest import PARTS, digests
+from benchmarks.resume_digest import PARTS, _flat, digests
 from tbactl.checkpoints.store import CheckpointStore
 from tbactl.config.layout import CheckpointLayout, RunLayout
 from tbactl.replay.packing import pack_trajectory, unpack_trajectory
@@ -116,6 +118,14 @@ def test_digest_of_tensors_takes_values_types_and_names_but_not_their_place_in_m
     first, same, *others = [digest_of(number) for number in range(len(states))]
     assert first == same
     assert len({first, *others}) == 5
+
+
+def test_digest_takes_in_what_torch_may_load_and_refuses_what_it_does_not_know():
+    scalers = [LossScaler(scale) for scale in (1, 2)]
+    ones, twos = (list(_flat({"scaler": scaler, "at": fragment_address(3, 1)}, path="")) for scaler in scalers)
+    assert ones != twos and any("fragment_address/start 1" in line for line in ones)
+    with pytest.raises(TypeError, match="/odd/0: the digest does not know what a set holds"):
+        list(_flat({"odd": [{1}]}, path=""))
 
 
 def change_uids(_, checkpoint: CheckpointLayout):

@@ -36,3 +36,17 @@ def test_waiting_for_the_run_to_begin_is_no_idling(page):
     status.begin()
     pass_time(status, clock, seconds=2, idle_share=0.5)
     assert page.searcher(0).get_float("f_idle_fraction") == pytest.approx(0.5)
+
+
+def test_loading_is_no_turn(page):
+    clock = FakeClock()
+    status = Status(page.searcher(0), clock=clock)
+    clock.sleep(60)
+    status.note_turn()
+    status.update(num_active_requests=0, ring_fill=0.0)
+    clock.sleep(60)
+    status.begin()
+    clock.sleep(0.5)
+    status.note_turn()
+    status.update(num_active_requests=0, ring_fill=0.0)
+    assert page.searcher(0).get_float("f_longest_turn_s") == pytest.approx(0.5)

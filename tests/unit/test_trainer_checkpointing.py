@@ -15,6 +15,7 @@ from tbactl.checkpoints.store import CheckpointStore
 from tbactl.checkpoints.trainer_state import TrainerState, read_trainer_state
 from tbactl.config.layout import RunLayout
 from tbactl.errors import CapacityError, CheckpointError, TbactlError
+from tbactl.ipc.control_page import TrainerPhase
 from tbactl.replay.buffer import ReplayBuffer
 from tbactl.replay.snapshot import rng_state_to_json
 from tbactl.testing.fake_learner import FakeLearner
@@ -126,6 +127,20 @@ def test_completion_that_fails_is_raised_at_the_next_look(scene, monkeypatch, lo
     assert scene.names() == []
 
 
+def test_completion_that_fails_hides_no_earlier_one(scene, monkeypatch):
+    scene.disk.gate.set()
+    scene.checkpointing.write()
+    scene.checkpointing.finish()
+    monkeypatch.setattr(os, "fsync", full)
+    scene.state.policy_version = 4
+    scene.checkpointing.write()
+    scene.checkpointing._pending.exception(timeout=20)
+    earlier = scene.checkpointing.take_completed()
+    assert earlier is not None and earlier.step == 2
+    with pytest.raises(CapacityError):
+        scene.checkpointing.take_completed()
+
+
 def test_close_completes_and_only_logs_what_fails_then(scene, monkeypatch, caplog):
     monkeypatch.setattr(os, "fsync", full)
     scene.checkpointing.write()
@@ -163,6 +178,29 @@ def test_loop_full_disk_while_completing_ends_the_run_and_leaves_the_checkpoint_
     monkeypatch.setattr(os, "fsync", sync)
     assert run.config.layout.latest_checkpoint.resolve() == run.checkpoint(2)
     verify(run.checkpoint(2))
+    assert run.word("checkpoint_step") == 2
+
+
+def test_loop_shows_the_checkpoint_before_one_that_cannot_be_written(tmp_path, monkeypatch):
+    run = ScriptedRun(tmp_path)
+    save, complete = run.learner.save, CheckpointStore.complete
+
+    def fill(directory):
+        if run.word("policy_version") == 4:
+            raise CapacityError("full")
+        save(directory)
+
+    def complete_late(store, *, step):
+        until_s = time.monotonic() + 20
+        while (run.word("policy_version"), run.word("phase")) != (4, TrainerPhase.CHECKPOINTING):
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        complete(store, step=step)
+
+    run.learner.save = fill
+    monkeypatch.setattr(CheckpointStore, "complete", complete_late)
+    with pytest.raises(CapacityError, match="full"):
+        run.run()
     assert run.word("checkpoint_step") == 2
 
 

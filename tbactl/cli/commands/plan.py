@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -145,7 +146,7 @@ def _show(made: Plan, *, currency: str) -> None:
         for line in memory_lines(made.memory):
             typer.echo(line)
     for sentence, numbers in _warned(made).items():
-        typer.echo(f"warning: {_range(numbers)}: {plain(sentence)}", err=True)
+        typer.echo(f"warning: {_ranges(numbers)}: {plain(sentence)}", err=True)
 
 
 def _warned(made: Plan) -> dict[str, list[int]]:
@@ -157,6 +158,9 @@ def _warned(made: Plan) -> dict[str, list[int]]:
     return warned
 
 
-def _range(numbers: list[int]) -> str:
-    shown = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+def _ranges(numbers: list[int]) -> str:
+    """`1 to 3, 8 searcher(s)`: only what follows on each other is a range."""
+    # Numbers that follow on each other are as far from their places in the list.
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda item: item[1] - item[0])]
+    shown = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
     return f"{shown} searcher(s)"
