@@ -12,13 +12,14 @@ KeyPath = tuple[str | int, ...]
 
 def key_lines(text: str) -> dict[KeyPath, int]:
     """Line number, from 1, of every table and key of a valid TOML text (inline tables included)."""
-    lines = text.splitlines()
+    # What TOML takes for line ends and white space, which is less than Python does.
+    lines = text.replace("\r\n", "\n").split("\n")
     found: dict[KeyPath, int] = {}
     array_lengths: dict[KeyPath, int] = {}
     table: KeyPath = ()
     position = 0
     while position < len(lines):
-        stripped = lines[position].strip()
+        stripped = lines[position].strip(" \t")
         end = position + 1
         if stripped.startswith("["):
             table = _header_path(stripped, array_lengths)

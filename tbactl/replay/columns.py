@@ -87,14 +87,20 @@ class Columns:
         return len(self.data) - 1
 
     def extend(self, numbers: dict[str, bytes], data: Iterable[bytes]) -> range:
-        """Append many, as a snapshot holds them; returns their slots. Owners are the caller's to set."""
+        """Append many, as a snapshot holds them; returns their slots. Owners are the caller's to set.
+
+        Raises:
+            ValueError: not as many numbers as data.
+            KeyError: a column is missing.
+        """
         assert not self._free
         start = len(self.data)
         self.data.extend(data)
         num_added = len(self.data) - start
         for name in NUMBERS:
             getattr(self, name).frombytes(numbers[name])
-            assert len(getattr(self, name)) == len(self.data)
+            if len(getattr(self, name)) != len(self.data):
+                raise ValueError(f"{name} has {len(getattr(self, name))} entries for {len(self.data)} trajectories")
         self.fresh_position.frombytes(bytes(num_added * self.fresh_position.itemsize))
         self.owner.extend([None] * num_added)
         return range(start, len(self.data))

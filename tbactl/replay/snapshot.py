@@ -35,6 +35,8 @@ LAYOUT_VERSION = 2
 DATA_NAME = "trajectories.msgpack"
 STATE_NAME = "buffer.json"
 
+# What comes of well-formed records whose contents make no sense, where somebody has mended the checksum.
+_MALFORMED = (struct.error, ValueError, TypeError, LookupError, OverflowError, RecursionError)
 _LENGTH = struct.Struct("<I")
 _READ_BLOCK_BYTES = 2**20
 _RECORD_TRAJECTORIES = 1024
@@ -158,14 +160,14 @@ def load_buffer(
     try:
         _check_data(directory / DATA_NAME, state)
         _read_prompts(directory / DATA_NAME, buffer)
-    except (OSError, msgspec.MsgspecError) as error:
+        _check_consistent(buffer, state, directory)
+        num_evicted = buffer.restore(
+            urn=Urn(state.urn, num_left=state.urn_num_left),
+            recency=RecencyOrder.restore(state.recency),
+            counters=state.counters,
+        )
+    except (OSError, msgspec.MsgspecError, *_MALFORMED) as error:
         raise CheckpointError(f"{directory / DATA_NAME}: unreadable ({error}); use an earlier checkpoint.") from error
-    _check_consistent(buffer, state, directory)
-    num_evicted = buffer.restore(
-        urn=Urn(state.urn, num_left=state.urn_num_left),
-        recency=RecencyOrder.restore(state.recency),
-        counters=state.counters,
-    )
     if num_evicted:
         logger.warning("num_evicted=%d on resume: the replay capacities are smaller than before", num_evicted)
     return buffer
@@ -225,7 +227,13 @@ def _check_consistent(buffer: ReplayBuffer, state: _State, directory: Path) -> N
     eligible = sorted(prompt_id for prompt_id, prompt in buffer.prompts.items() if len(prompt) >= MIN_GROUP_SIZE)
     by_recency = sorted(prompt_id for _, _, prompt_ids in state.recency for prompt_id in prompt_ids)
     counts = len(buffer.prompts), len(buffer.columns)
-    if counts != (state.num_prompts, state.num_trajectories) or not eligible == sorted(state.urn) == by_recency:
+    # A negative insert number is that of a slot without a trajectory.
+    is_whole = min(buffer.columns.insert_number, default=0) >= 0
+    if (
+        not is_whole
+        or counts != (state.num_prompts, state.num_trajectories)
+        or not eligible == sorted(state.urn) == by_recency
+    ):
         raise CheckpointError(
             f"{directory}: {STATE_NAME} and {DATA_NAME} do not belong together; use an earlier checkpoint."
         )

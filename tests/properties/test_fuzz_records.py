@@ -96,7 +96,7 @@ def snapshot(tmp_path_factory) -> Path:
 
 
 @given(offset=st.integers(0), data=st.binary(min_size=1, max_size=12), cut=st.integers(0, 2000))
-@settings(max_examples=60)
+@settings(max_examples=300)
 def test_any_change_of_a_snapshot_whose_checksum_was_mended_is_refused_or_a_consistent_buffer(
     snapshot: Path, offset: int, data: bytes, cut: int
 ):
