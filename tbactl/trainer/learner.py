@@ -75,6 +75,10 @@ class DeepSpeedLearner:
         self._run = run
         self._ranks = RankGroup(config, device=accelerator_device())
         torch.manual_seed(run.seed)
+        self._was_deterministic = torch.are_deterministic_algorithms_enabled()
+        if run.mode == "sync" and accelerator_device().type == "cpu":
+            # Sums that several threads add to at once get one order, whoever comes first.
+            torch.use_deterministic_algorithms(True)
         self._policy = load_policy(run.policy, directory=config.policy_directory)
         self._stop_ids = stop_token_ids(
             config.policy_directory, self._policy.tokenizer, trust_remote_code=run.policy.trust_remote_code
@@ -235,6 +239,7 @@ class DeepSpeedLearner:
             self._ranks.send(Command(name="stop"))
         self._backend.close()
         self._ranks.close()
+        torch.use_deterministic_algorithms(self._was_deterministic)
 
     # What the other ranks do -----------------------------------------------------------------------------------------
 
