@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tbactl.config.hardware import PROFILES, Profile
 from tbactl.errors import ConfigError
 
 Overrides = Annotated[
@@ -26,6 +27,20 @@ RunName = Annotated[
 ]
 
 RUNS_DIRECTORY = Path("runs")
+
+
+def known_profile(name: str | None) -> Profile | None:
+    """What `--profile` says.
+
+    Raises:
+        typer.BadParameter: there is no such profile.
+    """
+    for profile in PROFILES:
+        if name == profile:
+            return profile
+    if name is not None:
+        raise typer.BadParameter(f"'{name}' must be one of {', '.join(PROFILES)}", param_hint="--profile")
+    return None
 
 
 def command_app(**settings: Any) -> typer.Typer:

@@ -62,10 +62,11 @@ def new_learner(tmp_path, policy):
 
     learners = []
 
-    def make(*, dtype="float32", directory=policy, **trainer):
+    def make(*, dtype="float32", directory=policy, mode="async", **trainer):
         settings = {"zero_stage": 1, "micro_batch_tokens": 80, "learning_rate": 1e-3, "max_steps": 10} | trainer
         config = make_config(
             tmp_path,
+            mode=mode,
             policy_directory=directory,
             policy={"path": str(directory), "dtype": dtype},
             searchers={"temperature": TEMPERATURE},
@@ -356,6 +357,19 @@ def test_consolidate_missing_shard_is_named(new_learner, tmp_path):
     (tmp_path / "learner" / "deepspeed" / "zero_pp_rank_0_mp_rank_00_optim_states.pt").unlink()
     with pytest.raises(CheckpointError, match="no optimizer shard of rank 0"):
         consolidate(tmp_path / "learner", tmp_path / "out")
+
+
+# One seed, one result ------------------------------------------------------------------------------------------------
+
+
+def test_only_mode_sync_adds_gradients_in_one_order(new_learner):
+    # Threads that add in any order differ now and then only: seen is what forbids it.
+    new_learner()
+    assert not torch.are_deterministic_algorithms_enabled()
+    learner = new_learner(mode="sync")
+    assert torch.are_deterministic_algorithms_enabled()
+    learner.close()
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 # In the loop ---------------------------------------------------------------------------------------------------------

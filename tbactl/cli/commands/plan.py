@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tbactl.cli.arguments import AsJson, Overrides, command_app, find_run
+from tbactl.cli.arguments import AsJson, Overrides, command_app, find_run, known_profile
 from tbactl.cli.output import plain, print_json, print_table
-from tbactl.config.hardware import PROFILES, Profile
 from tbactl.config.loading import load_recipe
 from tbactl.errors import ConfigError
 
@@ -64,7 +63,7 @@ def plan(
 
     if write_hardware is not None and measured_from is None:
         raise typer.BadParameter("there is nothing to write without --from RUN", param_hint="--write-hardware")
-    config = load_recipe(recipe, overrides=overrides, profile=_profile(profile)).run_config
+    config = load_recipe(recipe, overrides=overrides, profile=known_profile(profile)).run_config
     counts = [config.searchers.num_searchers] if searchers is None else parse_counts(searchers)
     measured = None if measured_from is None else measured_hardware(find_run(measured_from))
     if write_hardware is not None and measured is not None:
@@ -117,15 +116,6 @@ def _write(path: Path, *, hardware: Hardware, run: str) -> None:
         path.write_text(to_toml(hardware, comment=f"Measured from the run {plain(run)}."), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--write-hardware {path}: cannot be written: {error.strerror}.") from None
-
-
-def _profile(name: str | None) -> Profile | None:
-    for profile in PROFILES:
-        if name == profile:
-            return profile
-    if name is not None:
-        raise typer.BadParameter(f"'{name}' must be one of {', '.join(PROFILES)}", param_hint="--profile")
-    return None
 
 
 def _show(made: Plan, *, currency: str) -> None:

@@ -11,11 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from tbactl import __version__
-from tbactl.cli.arguments import AsJson, Overrides, Plain, command_app, find_run
+from tbactl.cli.arguments import AsJson, Overrides, Plain, command_app, find_run, known_profile
 from tbactl.cli.output import plain, print_json
 from tbactl.cli.plan import plan_lines
 from tbactl.cli.resuming import check_resume
-from tbactl.config.hardware import PROFILES, Profile
 from tbactl.config.hub import missing_policy
 from tbactl.config.loading import LoadedRecipe, load_recipe
 from tbactl.config.packages import missing_packages
@@ -64,7 +63,7 @@ def run(
     else:
         assert recipe is not None
         run_directory = None
-        loaded = load_recipe(recipe, overrides=overrides, profile=_profile(profile))
+        loaded = load_recipe(recipe, overrides=overrides, profile=known_profile(profile))
     config = loaded.run_config
     if not as_json:
         _announce(loaded, resumed=run_directory)
@@ -112,15 +111,6 @@ def _run_to_end(
 
 def _record(directory: Path) -> dict[str, Any]:
     return {"run_directory": str(directory.resolve()), **read_run_record(directory).model_dump(mode="json")}
-
-
-def _profile(name: str | None) -> Profile | None:
-    for profile in PROFILES:
-        if name == profile:
-            return profile
-    if name is not None:
-        raise typer.BadParameter(f"'{name}' must be one of {', '.join(PROFILES)}", param_hint="--profile")
-    return None
 
 
 def _announce(loaded: LoadedRecipe, *, resumed: Path | None) -> None:
