@@ -160,14 +160,14 @@ def load_buffer(
     try:
         _check_data(directory / DATA_NAME, state)
         _read_prompts(directory / DATA_NAME, buffer)
-        _check_consistent(buffer, state, directory)
-        num_evicted = buffer.restore(
-            urn=Urn(state.urn, num_left=state.urn_num_left),
-            recency=RecencyOrder.restore(state.recency),
-            counters=state.counters,
-        )
     except (OSError, msgspec.MsgspecError, *_MALFORMED) as error:
         raise CheckpointError(f"{directory / DATA_NAME}: unreadable ({error}); use an earlier checkpoint.") from error
+    _check_consistent(buffer, state, directory)
+    num_evicted = buffer.restore(
+        urn=Urn(state.urn, num_left=state.urn_num_left),
+        recency=RecencyOrder.restore(state.recency),
+        counters=state.counters,
+    )
     if num_evicted:
         logger.warning("num_evicted=%d on resume: the replay capacities are smaller than before", num_evicted)
     return buffer
