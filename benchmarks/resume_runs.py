@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from tbactl.chaos.attempt import Attempt
 from tbactl.chaos.observer import Observer
 from tbactl.ipc.control_page import TrainerPhase
-from tbactl.supervision.identity import processes_with
-from tbactl.supervision.placement import RUN_VARIABLE
 
 POLL_S = 0.001
-VANISH_S = 10.0
 # Rests after a sign on the control page are drawn from these, so that the kill falls anywhere in a step or a write.
 STEP_S, WRITE_S = 0.3, 0.03
 
@@ -63,21 +57,15 @@ class Strike:
     """The checkpoint that was being written; empty: none."""
 
 
-class RunAttempt:
-    """One start of a run: `tbactl run` in a process of its own. Ends with everything it started."""
+class RunAttempt(Attempt):
+    """One start of `tbactl run` in a process of its own."""
 
     def __init__(self, directory: Path, *, arguments: Sequence[str], attempt: int) -> None:
-        self.observer = Observer(directory / "runs", attempt=attempt)
-        self._output = directory / f"output-{attempt}.txt"
-        with self._output.open("wb") as output:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-m", "tbactl.cli", "run", *arguments, "--plain"],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={"HF_HUB_OFFLINE": "1", **os.environ},
-            )
+        super().__init__(
+            [sys.executable, "-m", "tbactl.cli", "run", *arguments, "--plain"],
+            observer=Observer(directory / "runs", attempt=attempt),
+            output=directory / f"output-{attempt}.txt",
+        )
 
     @property
     def root(self) -> Path:
@@ -90,11 +78,6 @@ class RunAttempt:
             raise RuntimeError(f"the run did not begin:\n{self.output}")
         return self.observer.root
 
-    @property
-    def output(self) -> str:
-        """What it printed."""
-        return self._output.read_text(errors="replace")
-
     def kill(self, point: KillPoint, *, bound_s: float) -> Strike:
         """Kill a process of the run when the point is reached.
 
@@ -103,13 +86,13 @@ class RunAttempt:
         """
         until_s = time.monotonic() + bound_s
         while not self._is_due(point):
-            if self._popen.poll() is not None or time.monotonic() > until_s:
+            if self.exit_code is not None or time.monotonic() > until_s:
                 raise RuntimeError(f"point {point.number} was not reached:\n{self.output[-2000:]}")
             time.sleep(POLL_S)
             self.observer.look()
         time.sleep(point.rest * (WRITE_S if point.in_checkpoint else STEP_S))
         assert self.observer.page is not None
-        pid = self._popen.pid if point.victim == "supervisor" else self.observer.pid(point.victim)
+        pid = self.pid if point.victim == "supervisor" else self.observer.pid(point.victim)
         assert pid is not None
         phase = TrainerPhase(self.observer.page.trainer().get("phase")).name.lower()
         os.kill(pid, signal.SIGKILL)
@@ -132,31 +115,10 @@ class RunAttempt:
             RuntimeError: it hangs, or leaves processes behind.
         """
         until_s = time.monotonic() + bound_s
-        while self._popen.poll() is None:
+        while (exit_code := self.exit_code) is None:
             if time.monotonic() > until_s:
                 raise RuntimeError(f"not over after {bound_s:g} s:\n{self.output[-2000:]}")
-            time.sleep(0.02)
-            self.observer.look()
-        until_s = time.monotonic() + VANISH_S
-        while self._children():
-            if time.monotonic() > until_s:
-                raise RuntimeError(f"processes left behind:\n{self.output[-2000:]}")
-            time.sleep(0.02)
-        return self._popen.returncode
-
-    def _children(self) -> list[int]:
-        shm = self.observer.shm
-        return [] if shm is None else list(processes_with(RUN_VARIABLE, str(shm)))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
-        self._popen.wait(timeout=10.0)
-        for pid in self._children():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            self.look()
+        if self.orphans():
+            raise RuntimeError(f"processes left behind:\n{self.output[-2000:]}")
+        return exit_code

@@ -1,4 +1,4 @@
-"""One start of a case's run: the supervisor's process, watched from outside."""
+"""One start of a run: the supervisor's process, watched from outside."""
 
 from __future__ import annotations
 
@@ -6,35 +6,43 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from tbactl.chaos.observer import Observer
-from tbactl.chaos.settings import CaseLayout
 from tbactl.supervision.identity import processes_with
 from tbactl.supervision.placement import RUN_VARIABLE
 
 POLL_S = 0.01
-# Children of a killed supervisor end with it; the kernel takes a moment to make them disappear.
-VANISH_S = 3.0
+# Children of a killed supervisor end with it, and those killed here; the kernel takes a moment to make them disappear.
+VANISH_S = 10.0
 
 
 class Attempt:
-    """Ends with everything it started, however its block is left."""
+    """Ends with everything it started, however its block is left.
 
-    def __init__(self, layout: CaseLayout, *, shm_root: Path, resume: Path | None = None) -> None:
-        self.observer = Observer(layout.runs, attempt=2 if resume else 1)
-        self._layout = layout
+    Args:
+        argv: the program that supervises the run.
+        observer: of that run.
+        output: file to which goes what it prints, behind what is there.
+    """
+
+    def __init__(self, argv: Sequence[str], *, observer: Observer, output: Path) -> None:
+        self.observer = observer
         self.started_s = time.monotonic()
-        argv = [sys.executable, "-m", "tbactl.chaos.supervise", str(layout.root), str(shm_root)]
-        argv += ["--resume", str(resume)] if resume else []
-        with layout.output.open("ab") as output:
-            self._offset = output.tell()
+        self._output = output
+        with output.open("ab") as file:
+            self._offset = file.tell()
             self._popen = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={"HF_HUB_OFFLINE": "1", **os.environ},
             )
         self.pid = self._popen.pid
 
@@ -46,7 +54,7 @@ class Attempt:
     @property
     def output(self) -> str:
         """What it printed."""
-        return self._layout.output.read_bytes()[self._offset :].decode(errors="replace")
+        return self._output.read_bytes()[self._offset :].decode(errors="replace")
 
     def interrupt(self) -> None:
         """What Ctrl-C does."""
@@ -58,7 +66,7 @@ class Attempt:
         self.observer.look()
 
     def orphans(self) -> list[int]:
-        """Children that have outlived the supervisor."""
+        """Children that have outlived the supervisor, and the moment that the kernel takes."""
         until_s = time.monotonic() + VANISH_S
         while (alive := self._children()) and time.monotonic() < until_s:
             time.sleep(POLL_S)
@@ -80,3 +88,4 @@ class Attempt:
         for pid in self._children():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        self.orphans()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from tbactl.chaos.attempt import Attempt
 from tbactl.chaos.books import RingGauge, balance
 from tbactl.chaos.expectation import FINISHED, KILLED, Expected, expected
 from tbactl.chaos.faults import Fault
+from tbactl.chaos.observer import Observer
 from tbactl.chaos.settings import NUM_STEPS, CaseLayout, case_config
 from tbactl.chaos.small_disk import BALLAST, empty, fill, small_disk
 from tbactl.chaos.strikes import strike
@@ -96,7 +98,7 @@ class Case:
             self._struck_s = time.monotonic()
         elif self._fault.phase == "loading" and self._strikes_from_inside(full):
             self._layout.armed.touch()
-        with Attempt(self._layout, shm_root=self._shm_root) as attempt:
+        with self._attempt() as attempt:
             self._watch(attempt, full=full)
             self._judge(attempt)
             rings += attempt.observer.rings
@@ -111,7 +113,7 @@ class Case:
         checkpoint = None if root is None else RunLayout(root).latest_checkpoint
         must_resume = self._verdict.exit_code != FINISHED
         if root is not None and checkpoint is not None and checkpoint.exists() and must_resume:
-            with Attempt(self._layout, shm_root=self._shm_root, resume=root) as again:
+            with self._attempt(resume=root) as again:
                 self._finish(again, step=int(checkpoint.resolve().name.removeprefix("step_")))
                 rings += again.observer.rings
         elif self._verdict.exit_code == KILLED:
@@ -119,6 +121,12 @@ class Case:
         self._count_segments()
         if rings:
             self._close_books(rings, checkpoint=checkpoint)
+
+    def _attempt(self, *, resume: Path | None = None) -> Attempt:
+        argv = [sys.executable, "-m", "tbactl.chaos.supervise", str(self._layout.root), str(self._shm_root)]
+        argv += ["--resume", str(resume)] if resume else []
+        observer = Observer(self._layout.runs, attempt=2 if resume else 1)
+        return Attempt(argv, observer=observer, output=self._layout.output)
 
     def _count_segments(self) -> None:
         num_left = sum(path.name != BALLAST for path in self._shm_root.iterdir())

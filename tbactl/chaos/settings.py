@@ -98,3 +98,9 @@ def case_config(fault: Fault, *, layout: CaseLayout) -> RunConfig:
         },
     }
     return RunConfig.model_validate(values)
+
+
+def resumed_config(config: RunConfig) -> RunConfig:
+    """The same without the short limits by which a fault is noticed in time: a resume has none, on any machine."""
+    limits = {"heartbeat_timeout_s": 30.0, "progress_timeout_s": 30.0}
+    return config.model_copy(update={"supervision": config.supervision.model_copy(update=limits)})

@@ -10,7 +10,7 @@ import msgspec
 
 from tbactl.chaos.clock_jump import jump_when_armed
 from tbactl.chaos.faults import Fault
-from tbactl.chaos.settings import CaseLayout
+from tbactl.chaos.settings import CaseLayout, resumed_config
 from tbactl.config.layout import ProcessConfig
 from tbactl.config.sections import RunConfig
 from tbactl.errors import CapacityError, TbactlError, is_out_of_space
@@ -35,9 +35,10 @@ def main() -> int:
         fault_options = () if arguments.resume else ("--with-fault",)
         return (sys.executable, "-m", "tbactl.chaos.child", str(arguments.case), str(path), *fault_options)
 
+    config = RunConfig.model_validate_json(layout.config.read_bytes())
     try:
         return run_to_end(
-            RunConfig.model_validate_json(layout.config.read_bytes()),
+            config if arguments.resume is None else resumed_config(config),
             recipe_name="chaos",
             profile="cpu",
             resume=arguments.resume,

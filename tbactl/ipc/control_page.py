@@ -2,7 +2,8 @@
 
 It is a table of slots (supervisor, trainer ranks, searchers) of 8-byte words. Each slot has ONE writer, its own
 process; everybody may read. A word is stored with a single aligned 8-byte store, so a reader sees the old or the new
-value, never a mixture; two words are not updated together, so none depends on another being newer.
+value, never a mixture. Two words are not updated together, so none depends on another being newer; those few that
+belong together are written with `set_together` and read with `get_together`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from tbactl.errors import CapacityError, CheckpointError
 
 MAGIC = 0x7462616374_6C6370  # "tbactl" "cp"
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 HEADER_WORDS = 8
 SLOT_WORDS = 96
 
@@ -119,6 +120,7 @@ TRAINER_WORDS = _words(
 SEARCHER_WORDS = _words(
     *COMMON,
     "attempt",
+    "sync_edits",  # odd while the words of a sync are being written
     "loaded_version",
     "fingerprint",  # first 8 bytes of the fingerprint of the loaded weights
     "evaluated_version_plus_1",  # 0: none yet
@@ -175,6 +177,18 @@ class Slot:
         """Increase counters of one's own slot."""
         for name, amount in amounts.items():
             self._words[self._index[name]] += amount
+
+    def set_together(self, edits: str, **values: int | float) -> None:
+        """Store words that `get_together` then shows all or none of; `edits` names the word that counts for them."""
+        self.add(**{edits: 1})
+        self.set(**values)
+        self.add(**{edits: 1})
+
+    def get_together(self, edits: str, *names: str) -> dict[str, float] | None:
+        """Words that `set_together` stored, of one call; None while it is storing: look again later."""
+        before = self.get(edits)
+        values = {name: self.get_float(name) if name.startswith("f_") else self.get(name) for name in names}
+        return values if before % 2 == 0 and self.get(edits) == before else None
 
     def snapshot(self) -> dict[str, float]:
         """All words by name (each read once)."""

@@ -60,11 +60,11 @@ class Status:
 
     def note_sync(self, report: SyncReport) -> None:
         """New weights are in the engine."""
-        self._slot.set(
+        self._slot.set_together(
+            "sync_edits",
             fingerprint=int(report.fingerprint[:16], 16),
             f_sync_seconds=report.seconds,
             f_logprob_difference=report.max_logprob_difference,
-            # Last: who sees the new version sees what belongs to it.
             loaded_version=report.version,
         )
         self._slot.add(num_syncs=1)

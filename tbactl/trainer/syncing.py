@@ -137,18 +137,19 @@ class Syncing:
         """Each searcher's newest weights, once."""
         limit = self._section.max_logprob_difference
         for index, slot in enumerate(self._searchers):
-            version = slot.get("loaded_version")
-            if version == self._checked[index]:
+            words = slot.get_together("sync_edits", "loaded_version", "fingerprint", "f_logprob_difference")
+            if words is None or words["loaded_version"] == self._checked[index]:
                 continue
+            version, loaded = int(words["loaded_version"]), int(words["fingerprint"])
             self._checked[index] = version
-            difference = slot.get_float("f_logprob_difference")
+            difference = words["f_logprob_difference"]
             if not difference <= limit:
                 self._alarm(
                     f"searcher {index}, policy version {version}: its log-probs of the probe differ from the trainer's "
                     f"by up to {difference:.3g} nats (sync.max_logprob_difference = {limit:g})"
                 )
             self._end_if_off(index, difference=difference)
-            loaded, published = slot.get("fingerprint"), self._fingerprints.get(version)
+            published = self._fingerprints.get(version)
             if published is not None and loaded != published:
                 self._state.count(fingerprint_mismatches=1)
                 self._alarm(

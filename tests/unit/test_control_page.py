@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,40 @@ def test_word_written_by_a_process_that_was_killed_survives_it(page: ControlPage
     )
     subprocess.run([sys.executable, "-c", code, str(page.path)], check=False, timeout=60)
     assert page.searcher(0).get("stream_position") == 42
+
+
+def test_words_written_together_are_read_together_or_not_at_all(page: ControlPage):
+    code = (
+        "import sys, time; from pathlib import Path; from tbactl.ipc.control_page import ControlPage\n"
+        "slot = ControlPage.open(Path(sys.argv[1])).searcher(0)\n"
+        "until_s, version = time.monotonic() + 30, 0\n"
+        "while time.monotonic() < until_s and not slot.get('state'):\n"
+        "    version += 1\n"
+        "    slot.set_together('sync_edits', fingerprint=version, loaded_version=version)\n"
+    )
+    slot = page.searcher(0)
+    writer = subprocess.Popen([sys.executable, "-c", code, str(page.path)])
+    try:
+        seen: set[float] = set()
+        until_s = time.monotonic() + 30
+        while len(seen) < 300 and time.monotonic() < until_s:
+            words = slot.get_together("sync_edits", "loaded_version", "fingerprint")
+            if words is not None:
+                assert words["loaded_version"] == words["fingerprint"]
+                seen.add(words["loaded_version"])
+    finally:
+        slot.set(state=1)
+        writer.wait(timeout=30)
+    assert len(seen) == 300
+
+
+def test_words_of_a_writer_that_was_killed_while_it_wrote_are_not_read(page: ControlPage):
+    slot = page.searcher(0)
+    slot.set_together("sync_edits", loaded_version=3, fingerprint=7)
+    slot.add(sync_edits=1)
+    slot.set(fingerprint=8)
+    assert slot.get_together("sync_edits", "loaded_version", "fingerprint") is None
+    slot.reset()
+    assert slot.get_together("sync_edits", "loaded_version", "f_logprob_difference") == {
+        "loaded_version": 0, "f_logprob_difference": 0.0
+    }  # fmt: skip

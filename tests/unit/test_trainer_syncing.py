@@ -94,6 +94,22 @@ def test_observe_alarms_about_a_searcher_whose_logprobs_differ(parts):
     assert syncing.observe()["sync/alarms/total"] == 2
 
 
+def test_observe_leaves_a_searcher_that_is_noting_new_weights_for_the_next_look(parts):
+    syncing, _, _, state, page, _ = parts
+    state.policy_version = 1
+    syncing.publish()
+    slot = page.searcher(0)
+    slot.add(sync_edits=1)
+    slot.set(state=ProcessState.RUNNING, fingerprint=FINGERPRINT + 1, loaded_version=1)
+    assert syncing.observe()["sync/alarms/total"] == 0
+    slot.set(fingerprint=FINGERPRINT)
+    slot.add(sync_edits=1)
+    assert syncing.observe()["sync/alarms/total"] == 0
+    slot.set_together("sync_edits", fingerprint=FINGERPRINT + 1, loaded_version=0)
+    slot.set_together("sync_edits", fingerprint=FINGERPRINT + 1, loaded_version=1)
+    assert syncing.observe()["sync/fingerprint_mismatches/total"] == 0, "a version is looked at once"
+
+
 def test_publish_without_probe_sequences_has_nothing_to_probe(parts):
     syncing, learner, buffer, *_ = parts
     syncing._section = SyncSection(probe_sequences=0)
