@@ -28,7 +28,6 @@ CHANGEABLE: tuple[KeyPath, ...] = (
     ("checkpoint",),
     ("supervision",),
     ("logging",),
-    ("sync", "acknowledge_timeout_s"),
     ("sync", "max_logprob_difference"),
     ("sync", "stop_logprob_difference"),
     ("sync", "stop_patience"),

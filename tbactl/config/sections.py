@@ -220,8 +220,6 @@ class SyncSection(Section):
 
     period: PositiveInt = 2
     """k: optimizer steps between two syncs."""
-    acknowledge_timeout_s: PositiveFloat = 120.0
-    """A searcher that has not loaded published weights after this long is restarted."""
     probe_sequences: Annotated[int, Field(ge=0)] = 4
     """Sequences whose log-probs are compared between trainer and searcher after each sync; 0: no comparison."""
     max_logprob_difference: PositiveFloat = 1e-3
@@ -243,8 +241,6 @@ class EvaluationSection(Section):
     """Optimizer steps between evaluations (a multiple of `sync.period`); 0: only before and after."""
     target: float | None = None
     """Report steps, completions and seconds until the task's first metric reaches this."""
-    timeout_s: PositiveFloat = 600.0
-    """Limit for one evaluation."""
 
 
 class CheckpointSection(Section):
@@ -269,6 +265,10 @@ class SupervisionSection(Section):
     """A child whose heartbeat is older is taken for dead (stopped, swapped out)."""
     progress_timeout_s: PositiveFloat = 300.0
     """A child whose main loop has not moved for this long is ended."""
+    acknowledge_timeout_s: PositiveFloat = 120.0
+    """A searcher that has not loaded published weights after this long is restarted."""
+    evaluation_timeout_s: PositiveFloat = 600.0
+    """Limit for one evaluation during the run."""
     stop_grace_s: PositiveFloat = 12.0
     """Time from the request to stop until children are killed."""
     max_restarts: Annotated[int, Field(ge=0, le=30)] = 5

@@ -113,12 +113,12 @@ class Evaluator:
         on_other: Callable[[FinishedRequest], None],
         on_step: Callable[[], None],
     ) -> EvaluationResult:
-        limit_s = self._run.evaluation.timeout_s
+        limit_s = self._run.supervision.evaluation_timeout_s
         num_calls = 0
 
         def check() -> None:
             if self._clock.monotonic_s() - start_s > limit_s:
-                raise EvaluationAbortedError(f"it took longer than evaluation.timeout_s = {limit_s:g}")
+                raise EvaluationAbortedError(f"it took longer than supervision.evaluation_timeout_s = {limit_s:g}")
             on_step()
 
         def answer(prompts: Sequence[Prompt], num_completions: int, sampling: SamplingParams) -> list[list[Completion]]:

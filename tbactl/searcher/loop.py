@@ -7,7 +7,7 @@
 | part of a turn | waits for | unblocked by |
 |---|---|---|
 | take weights | nothing | - |
-| evaluate | the engine, up to evaluation.timeout_s | the run's end |
+| evaluate | the engine, up to evaluation_timeout_s | the run's end |
 | start groups | all ready; a free place; a ring that is not full; mode sync: a grant | trainer reads, grants |
 | step the engine | one decode step | - |
 | deliver | nothing: what does not fit stays in the outbox | trainer reads |

@@ -179,7 +179,6 @@ class Fleet:
             now_ns=self._now_ns(),
             started_ns=int(child.started_s * 1e9),
             supervision=self._config.supervision,
-            evaluation=self._config.evaluation,
         )
         if wrong is None and slot.get("state") < ProcessState.READY:
             wrong = self._stop_complaint(child)
@@ -208,12 +207,12 @@ class Fleet:
             searcher.loaded_version = loaded
             searcher.behind_since_s = None if loaded >= published or is_busy else now
             return None
-        limit_s = self._config.sync.acknowledge_timeout_s
+        limit_s = self._config.supervision.acknowledge_timeout_s
         if now - searcher.behind_since_s <= limit_s:
             return None
         return (
             f"it has not loaded policy version {published} for {now - searcher.behind_since_s:.0f} s, "
-            f"it holds {loaded} (sync.acknowledge_timeout_s = {limit_s:g}); its stacks are in its log"
+            f"it holds {loaded} (supervision.acknowledge_timeout_s = {limit_s:g}); its stacks are in its log"
         )
 
     def _end_stalled(self, child: ChildProcess, *, reason: str) -> None:

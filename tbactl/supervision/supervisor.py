@@ -11,7 +11,7 @@
 |-------------------------------|-------------------------------------|--------------------------------------------|
 | STARTING: every child READY   | the children                        | start_timeout_s, max_restarts              |
 | RUNNING: trainer's `finished` | the trainer                         | progress_timeout_s, of each and of the run |
-| final evaluation              | searcher 0                          | evaluation.timeout_s                       |
+| final evaluation              | searcher 0                          | evaluation_timeout_s                       |
 | DRAINING, STOPPING            | children exit, or a second Ctrl-C   | stop_grace_s                               |
 """
 
@@ -346,8 +346,9 @@ class Supervisor:
         if not evaluation.num_prompts or self._page.searcher(0).get("evaluated_version_plus_1") == final_version + 1:
             self._progress.observe()  # its result, or that there is none
             return True
-        if now - self._finished_s > evaluation.timeout_s:
-            reason = f"it took longer than evaluation.timeout_s = {evaluation.timeout_s:g}"
+        limit_s = self._config.supervision.evaluation_timeout_s
+        if now - self._finished_s > limit_s:
+            reason = f"it took longer than supervision.evaluation_timeout_s = {limit_s:g}"
             self._progress.record_missed(final_version, reason=reason)
             return True
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tbactl.config.sections import EvaluationSection, SupervisionSection
+from tbactl.config.sections import SupervisionSection
 from tbactl.ipc.control_page import ProcessState, TrainerPhase
 
 # A child that is done, or has failed, has nothing left to do but to leave.
@@ -17,7 +17,6 @@ def complaint(
     now_ns: int,
     started_ns: int,
     supervision: SupervisionSection,
-    evaluation: EvaluationSection,
 ) -> str | None:
     """What is wrong with a child, or None.
 
@@ -28,7 +27,6 @@ def complaint(
         now_ns: CLOCK_MONOTONIC now.
         started_ns: when it was started.
         supervision: the limits.
-        evaluation: the limit of a searcher that is evaluating.
     """
     state = ProcessState(int(slot["state"]))
     age_s = (now_ns - started_ns) / 1e9
@@ -47,7 +45,7 @@ def complaint(
         )
     limit_s = supervision.progress_timeout_s
     if slot.get("evaluating"):
-        limit_s = max(limit_s, evaluation.timeout_s)
+        limit_s = max(limit_s, supervision.evaluation_timeout_s)
     if state is ProcessState.RUNNING and progress_s > limit_s:
         return f"its main loop has not moved for {progress_s:.0f} s (limit {limit_s:g}); its stacks are in its log"
     return None

@@ -122,6 +122,7 @@ def lead(config: ProcessConfig, *, learner: Learner, page: ControlPage, pulse: P
             buffer=buffer,
             syncing=Syncing(
                 run.sync,
+                acknowledge_timeout_s=run.supervision.acknowledge_timeout_s,
                 page=page,
                 weights_directory=config.shm.weights,
                 learner=learner,

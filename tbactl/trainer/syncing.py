@@ -39,6 +39,7 @@ class Syncing:
         self,
         section: SyncSection,
         *,
+        acknowledge_timeout_s: float,
         page: ControlPage,
         weights_directory: Path,
         learner: Learner,
@@ -47,6 +48,7 @@ class Syncing:
         clock: Clock,
     ) -> None:
         self._section = section
+        self._acknowledge_timeout_s = acknowledge_timeout_s
         self._slot = page.trainer()
         self._searchers = [page.searcher(index) for index in range(page.num_searchers)]
         self._weights_directory = weights_directory
@@ -120,17 +122,17 @@ class Syncing:
         now_s = self._clock.monotonic_s()
         for index, (slot, lag) in enumerate(zip(self._searchers, self._lags, strict=True)):
             loaded = slot.get("loaded_version")
-            # An evaluation may take as long as evaluation.timeout_s, and holds new weights off until its end.
+            # An evaluation may take evaluation_timeout_s, and holds new weights off until its end.
             may_load = slot.get("state") == ProcessState.RUNNING and not slot.get("evaluating")
             is_behind = may_load and loaded < self._published_version
             if not is_behind or loaded != lag.loaded_version:
                 # It holds the newest version, or has taken another one since: its time begins anew.
                 lag.loaded_version, lag.since_s, lag.is_reported = loaded, now_s, False
-            elif now_s - lag.since_s > self._section.acknowledge_timeout_s and not lag.is_reported:
+            elif now_s - lag.since_s > self._acknowledge_timeout_s and not lag.is_reported:
                 lag.is_reported = True
                 self._alarm(
                     f"searcher {index} has not loaded policy version {self._published_version} for "
-                    f"{now_s - lag.since_s:.0f} s (sync.acknowledge_timeout_s); it holds {loaded}"
+                    f"{now_s - lag.since_s:.0f} s (supervision.acknowledge_timeout_s); it holds {loaded}"
                 )
 
     def _check_loaded(self) -> None:

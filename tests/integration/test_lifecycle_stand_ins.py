@@ -192,7 +192,7 @@ def test_searcher_that_never_loads_new_weights_is_replaced(tmp_path: Path):
         tmp_path,
         trainer={"options": {"step_seconds": 0.1}},
         searchers={"engine_options": options},
-        sync={"acknowledge_timeout_s": 1.0},
+        supervision={"acknowledge_timeout_s": 1.0},
     ) as run:
         assert run.wait() == 0
         (event,) = run.events("child_stalled")
@@ -407,7 +407,8 @@ def test_missing_final_evaluation_is_said_and_does_not_fail_the_run(tmp_path: Pa
     with supervised_run(
         tmp_path,
         searchers={"engine_options": {"never_evaluate": True}},
-        evaluation={"num_prompts": 10, "timeout_s": 0.5},
+        evaluation={"num_prompts": 10},
+        supervision={"evaluation_timeout_s": 0.5},
     ) as run:
         assert run.wait() == 0
         assert "after      not measured: the evaluation of policy version 40" in run.text

@@ -15,7 +15,7 @@ from tbactl.types import SamplingParams
 from tests.support.searchers import SearcherHarness
 
 SYNC = {"mode": "sync", "sync": {"period": 1}, "replay": {"on_policy_fraction": 1.0}}
-EVALUATION = {"evaluation": {"num_prompts": 5, "timeout_s": 30.0}}
+EVALUATION = {"evaluation": {"num_prompts": 5}, "supervision": {"evaluation_timeout_s": 30.0}}
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def test_searchers_other_than_the_first_never_evaluate(make):
 
 
 def test_evaluation_that_takes_too_long_is_an_alarm_and_exploring_goes_on(make):
-    settings = with_searchers(EVALUATION | {"evaluation": {"num_prompts": 5, "timeout_s": 0.001}})
+    settings = with_searchers(EVALUATION | {"supervision": {"evaluation_timeout_s": 0.001}})
     searcher = make(settings=settings)
     assert len(searcher.groups_after(4)) >= 4
     assert searcher.slot.get("num_alarms") == 1 and searcher.slot.get("evaluated_version_plus_1") == 1
@@ -274,7 +274,7 @@ class LongJudging(FakeTask):
 
 def test_evaluation_that_judges_for_long_is_progress_until_its_time_is_over(make):
     task = LongJudging(num_prompts=50)
-    settings = with_searchers({"evaluation": {"num_prompts": 5, "timeout_s": 0.3}})
+    settings = with_searchers(EVALUATION | {"supervision": {"evaluation_timeout_s": 0.3}})
     searcher = make(settings=settings, held_out_task=task)
     searcher.turns(1)
     assert searcher.slot.get("progress_count") > task.num_pulses > 3

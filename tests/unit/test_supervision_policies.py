@@ -6,13 +6,15 @@ import signal
 import pytest
 
 from tbactl.clock import FakeClock
-from tbactl.config.sections import EvaluationSection, SupervisionSection
+from tbactl.config.sections import SupervisionSection
 from tbactl.ipc.control_page import SEARCHER_WORDS, TRAINER_WORDS, ProcessState, TrainerPhase
 from tbactl.supervision.restart import MAX_BACKOFF_S, RestartPolicy
 from tbactl.supervision.signals import DEBOUNCE_S, StopSignals
 from tbactl.supervision.watchdog import complaint, is_anyone_busy, progress_of
 
-BOUNDS = SupervisionSection(start_timeout_s=100, heartbeat_timeout_s=10, progress_timeout_s=50)
+BOUNDS = SupervisionSection(
+    start_timeout_s=100, heartbeat_timeout_s=10, progress_timeout_s=50, evaluation_timeout_s=200
+)
 
 
 def judged(*, now_s: float, started_s: float = 0.0, **words: float) -> str | None:
@@ -22,7 +24,6 @@ def judged(*, now_s: float, started_s: float = 0.0, **words: float) -> str | Non
         now_ns=int(now_s * 1e9),
         started_ns=int(started_s * 1e9),
         supervision=BOUNDS,
-        evaluation=EvaluationSection(timeout_s=200),
     )
 
 

@@ -351,7 +351,7 @@ def test_loop_silent_searchers_end_the_wait_and_are_named(tmp_path, mode):
 
 @pytest.mark.fault("I-02", "R-07")
 def test_loop_searcher_that_does_not_load_is_one_alarm_and_blocks_nobody(tmp_path):
-    run = ScriptedRun(tmp_path, sync={"acknowledge_timeout_s": 5.0})
+    run = ScriptedRun(tmp_path, supervision={"acknowledge_timeout_s": 5.0})
     run.searchers[1].takes_weights = False
     update = run.learner.update
 

@@ -40,7 +40,8 @@ def parts(tmp_path):
     state = TrainerState(sampler_rng=rng_state_to_json(np.random.default_rng(0)), stream_positions=[0])
     learner, clock = ProbedLearner(), FakeClock()
     syncing = Syncing(
-        SyncSection(probe_sequences=2, acknowledge_timeout_s=10.0),
+        SyncSection(probe_sequences=2),
+        acknowledge_timeout_s=10.0,
         page=page,
         weights_directory=tmp_path / "weights",
         learner=learner,
