@@ -24,6 +24,11 @@ def missing_packages(config: RunConfig) -> list[str]:
         for package in packages
         if find_spec(package) is None
     ]
+    if config.searchers.launcher == "ray" and find_spec("ray") is None:
+        problems.append(
+            "searchers.launcher = 'ray' needs the package 'ray', which is not installed; "
+            "`pip install 'tbactl[ray]'`, or set it to 'processes'."
+        )
     if config.logging.wandb_project is not None and find_spec("wandb") is None:
         problems.append(
             "logging.wandb_project needs the package 'wandb', which is not installed; "

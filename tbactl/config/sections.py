@@ -83,6 +83,12 @@ class SearchersSection(Section):
     """Prompts in flight in one searcher."""
     ring_capacity_bytes: Annotated[int, Field(ge=4096)] = 64 * 2**20
     """Size of each searcher's ring in /dev/shm."""
+    launcher: Literal["processes", "ray"] = "processes"
+    """`processes`: on this machine. `ray`: on any node of a Ray cluster that this machine belongs to."""
+    ray_address: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:\[\]-]+$")] = "auto"
+    """`HOST:PORT` of the cluster; `auto`: the one that this machine has joined (`ray start`)."""
+    ray_resources: dict[str, PositiveFloat] = {"CPU": 1.0}
+    """What each searcher takes of its node: `CPU`, `GPU`, or a name of your own that some nodes were started with."""
 
 
 class ObjectiveSection(Section):
@@ -209,7 +215,7 @@ class TrainerSection(Section):
     """Gradient norm is clipped here; 0 never clips. In reward units, so it does not depend on beta."""
     micro_batch_tokens: PositiveInt = 16_384
     """Padded tokens in one forward pass. A group is never split: a pass holds at least one."""
-    logprob_chunk_tokens: PositiveInt = 1024
+    logprob_chunk_tokens: PositiveInt = 512
     """Positions whose logits exist at the same time (forward and backward)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
@@ -286,6 +292,8 @@ class LoggingSection(Section):
     """Also log to this Weights & Biases project (needs the package `wandb`)."""
     trajectories_per_step: Annotated[int, Field(ge=0)] = 4
     """Completions written to trajectories.jsonl at each optimizer step."""
+    profile_trace: bool = False
+    """Write trace.json, what each process did when, for ui.perfetto.dev; as `--profile-trace` does."""
 
 
 class RunConfig(Section):

@@ -71,6 +71,12 @@ IDLE: tuple[Idle, ...] = (
         lambda c: c.trainer.lr_schedule == "constant",
         "with trainer.lr_schedule = constant",
     ),
+    Idle(
+        "searchers",
+        ("ray_address", "ray_resources"),
+        lambda c: c.searchers.launcher != "ray",
+        "unless searchers.launcher = ray",
+    ),
     Idle("evaluation", ("period", "target"), _has_no_evaluation, "with evaluation.num_prompts = 0"),
     Idle(
         "sync",

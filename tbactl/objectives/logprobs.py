@@ -92,8 +92,10 @@ class _ChunkedLogProbs(torch.autograd.Function):
         for rows in _chunks(len(hidden), chunk_tokens):
             logits = _logits(hidden[rows], weight, bias, temperature)
             _bar(logits, barred_ids, is_barred, rows)
-            log_normalizer[rows] = logits.logsumexp(dim=-1)
-            logprobs[rows] = logits.gather(-1, targets[rows, None]).squeeze(-1) - log_normalizer[rows]
+            chosen = logits.gather(-1, targets[rows, None]).squeeze(-1)
+            log_normalizer[rows] = _log_sum_exp_over(logits)
+            logprobs[rows] = chosen - log_normalizer[rows]
+            del logits  # before the next chunk's are made
         ctx.save_for_backward(hidden, weight, bias, targets, barred_ids, is_barred, log_normalizer)
         ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
         return logprobs
@@ -121,7 +123,8 @@ class _ChunkedLogProbs(torch.autograd.Function):
             if grad_hidden is not None:
                 grad_hidden[rows] = grad_logits @ weight
             if grad_weight is not None:
-                grad_weight += grad_logits.T @ hidden[rows]
+                _add_product(grad_weight, grad_logits.T, hidden[rows])
+            del logits, grad_logits
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight.dtype)
         if grad_bias is not None:
@@ -142,6 +145,20 @@ def _logits(
 ) -> Float[Tensor, "chunk vocabulary"]:
     """Tempered logits in the softmax's dtype; a fresh tensor that the caller may overwrite."""
     return torch.nn.functional.linear(hidden, weight, bias).to(_softmax_dtype(hidden)).div_(temperature)
+
+
+def _log_sum_exp_over(logits: Float[Tensor, "chunk vocabulary"]) -> Float[Tensor, " chunk"]:
+    """As `torch.logsumexp`, written over the logits: that would make a second tensor of their size."""
+    largest = logits.amax(dim=-1)
+    return logits.sub_(largest[:, None]).exp_().sum(dim=-1).log_().add_(largest)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Total += left @ right, without a tensor for the product where the types allow it."""
+    if total.dtype == right.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
 
 
 def _bar(

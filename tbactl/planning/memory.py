@@ -15,8 +15,8 @@ OPTIMIZER_BYTES = {"float32": 8, "bfloat16": 12}
 # Of one layer and token, in units of hidden_size elements: arXiv 2205.05198, section 4.1, without the attention matrix,
 # which flash attention does not keep. 34 bytes there, in 2-byte elements.
 ACTIVATION_ELEMENTS = 17
-# Logits, their gradient, and the softmax between them, in float32.
-LOGIT_COPIES = 3
+# One in float32, over which everything is written, and the head's own output or its gradient in bfloat16.
+LOGIT_COPIES = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

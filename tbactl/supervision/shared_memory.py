@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from tbactl.config.derived import shared_memory_bytes, weight_copies
@@ -29,15 +30,23 @@ class SharedMemory:
     """A 0700 directory with control page, rings and a place for weights. It lives until `remove`, or its owner's death.
 
     The owner file stays locked meanwhile, so that nobody takes it for a dead run's (`reclaim.py`).
+
+    Args:
+        layout: where.
+        config: sizes and numbers.
+        run_directory: for the owner file.
+        rings: the searchers that get a ring; None: all.
     """
 
-    def __init__(self, layout: ShmLayout, *, config: RunConfig, run_directory: Path) -> None:
+    def __init__(
+        self, layout: ShmLayout, *, config: RunConfig, run_directory: Path, rings: Iterable[int] | None = None
+    ) -> None:
         self.layout = layout
         layout.root.mkdir(mode=0o700)
         try:
             self._owner_lock = _take_ownership(layout.owner, run_directory=run_directory)
             layout.weights.mkdir(mode=0o700)
-            for searcher in range(config.searchers.num_searchers):
+            for searcher in range(config.searchers.num_searchers) if rings is None else rings:
                 create_ring(layout.ring(searcher), capacity_bytes=config.searchers.ring_capacity_bytes)
             self.page = ControlPage.create(
                 layout.control,

@@ -46,6 +46,42 @@ def publish(
     Raises:
         CapacityError: it does not fit.
     """
+
+    def describe(file: Path) -> PublishedWeights:
+        return PublishedWeights(
+            version=version,
+            fingerprint=fingerprint(file),
+            size_bytes=file.stat().st_size,
+            probe=probe.sequences,
+            probe_logprobs=tuple(tuple(logprobs) for logprobs in probe_logprobs),
+        )
+
+    return _publish(weights_directory, version=version, write=write, describe=describe)
+
+
+def publish_copy(weights_directory: Path, published: PublishedWeights, *, write: Callable[[Path], None]) -> None:
+    """Publish on this machine what a trainer has published on another one, with its description as it is.
+
+    So a searcher that loads the copy compares with what the trainer wrote.
+
+    Args:
+        weights_directory: of this machine.
+        published: the trainer's description.
+        write: writes the safetensors file.
+
+    Raises:
+        CapacityError: it does not fit.
+    """
+    _publish(weights_directory, version=published.version, write=write, describe=lambda _: published)
+
+
+def _publish(
+    weights_directory: Path,
+    *,
+    version: int,
+    write: Callable[[Path], None],
+    describe: Callable[[Path], PublishedWeights],
+) -> PublishedWeights:
     weights_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for old in published_versions(weights_directory)[:-1]:
         _remove(weights_directory, old)
@@ -54,13 +90,7 @@ def publish(
     try:
         write(partial)
         partial.chmod(0o400)
-        published = PublishedWeights(
-            version=version,
-            fingerprint=fingerprint(partial),
-            size_bytes=partial.stat().st_size,
-            probe=probe.sequences,
-            probe_logprobs=tuple(tuple(logprobs) for logprobs in probe_logprobs),
-        )
+        published = describe(partial)
         os.replace(partial, path)
         write_description(weights_directory, published)
     except (OSError, SafetensorError) as error:

@@ -95,7 +95,7 @@ class SupervisedRun:
 
 
 def stand_in_config(tmp_path: Path, **sections: Any) -> RunConfig:
-    """Two searchers and a trainer of 40 steps in about 1 s; `sections` are laid over it, key by key."""
+    """Two searchers and a trainer of 40 steps in about 1 s; sections and settings are laid over it, key by key."""
     values: dict[str, Any] = {
         "name": "t",
         "runs_dir": str(tmp_path / "runs"),
@@ -106,7 +106,7 @@ def stand_in_config(tmp_path: Path, **sections: Any) -> RunConfig:
         "supervision": {"restart_backoff_s": 0.1, "stop_grace_s": 3.0},
     }
     for name, section in sections.items():
-        values[name] = {**values.get(name, {}), **section}
+        values[name] = {**values.get(name, {}), **section} if isinstance(section, dict) else section
     return RunConfig.model_validate(values)
 
 

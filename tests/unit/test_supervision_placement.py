@@ -51,6 +51,17 @@ def test_more_processes_than_cores_are_not_bound():
     assert placement.searchers[0].environment["OMP_NUM_THREADS"] == "1"
 
 
+@pytest.mark.parametrize(("gpus", "devices"), [((), ""), (("0", "1"), "0")])
+def test_searchers_on_other_machines_leave_everything_to_the_trainer(gpus: tuple[str, ...], devices: str):
+    here = config(searchers=3)
+    away = here.model_copy(update={"searchers": here.searchers.model_copy(update={"launcher": "ray"})})
+    placement = place(away, Machine(cores=(0, 1), gpus=gpus))
+    assert placement.searchers == (Place(),) * 3
+    assert placement.trainers[0].environment["OMP_NUM_THREADS"] == "2"
+    assert placement.trainers[0].environment["CUDA_VISIBLE_DEVICES"] == devices
+    assert placement.trainers[0].cores == (() if gpus else (0, 1))
+
+
 def test_sync_mode_lets_everybody_use_all_cores():
     placement = place(config(mode="sync"), Machine(cores=(0, 1)))
     assert placement.trainers[0].cores == placement.searchers[0].cores == ()

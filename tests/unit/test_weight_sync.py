@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import errno
 import logging
 import math
@@ -15,7 +16,7 @@ from tbactl.errors import CapacityError, ChildFailedError
 from tbactl.protocols import ProbeBatch
 from tbactl.weight_sync.fingerprint import fingerprint
 from tbactl.weight_sync.published import held_file, published_versions, read_description, weights_path
-from tbactl.weight_sync.publisher import publish
+from tbactl.weight_sync.publisher import publish, publish_copy
 from tbactl.weight_sync.subscriber import Subscriber, max_difference
 from tbactl.weight_sync.weights_file import (
     check_shapes,
@@ -142,6 +143,26 @@ def test_alarm_when_the_file_is_not_the_published_one(tmp_path, caplog):
     report = subscriber(tmp_path).load(published, engine=StubEngine())
     assert report is not None and len(report.alarms) == 1 and "fingerprint" in report.alarms[0]
     assert "alarm" in caplog.text
+
+
+def test_copy_on_another_machine_is_compared_with_what_the_trainer_described(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    published = publish_value(here, 1, 1.0)
+    data = bytearray(weights_path(here, 1).read_bytes())
+    publish_copy(there, published, write=lambda path: write_bytes(path, data))
+    assert read_description(there, 1) == published
+    report = subscriber(there).load(published, engine=StubEngine())
+    assert report is not None and report.alarms == ()
+    data[-1] ^= 1
+    publish_copy(there, dataclasses.replace(published, version=2), write=lambda path: write_bytes(path, data))
+    damaged = read_description(there, 2)
+    assert damaged is not None
+    report = subscriber(there).load(damaged, engine=StubEngine())
+    assert report is not None and any("fingerprint" in alarm for alarm in report.alarms)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
 
 
 @pytest.mark.fault("I-19")
