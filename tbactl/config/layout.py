@@ -15,6 +15,7 @@ The two directories:
       events.jsonl                         what the supervisor saw: starts, deaths, restarts, stops
       evaluations.jsonl                    one EvaluationResult per line
       trajectories.jsonl                   sampled completions
+      trace.json                           what each process did when, if asked for (telemetry/trace.py)
       tensorboard/
       checkpoints/step_000010/, checkpoints/latest -> step_000010
 
@@ -92,6 +93,10 @@ class RunLayout:
     @property
     def trajectories(self) -> Path:
         return self.root / "trajectories.jsonl"
+
+    @property
+    def trace(self) -> Path:
+        return self.root / "trace.json"
 
     @property
     def tensorboard(self) -> Path:

@@ -35,6 +35,7 @@ from tbactl.searcher.evaluation import EvaluationAbortedError, Evaluator
 from tbactl.searcher.prompt_stream import PromptStream, StreamedPrompt
 from tbactl.searcher.scoring import GeneratedGroup, Scorer
 from tbactl.searcher.status import Status
+from tbactl.telemetry.trace import Activities, Trace, measured
 from tbactl.types import Completion, SamplingParams
 from tbactl.weight_sync.subscriber import Subscriber
 
@@ -76,6 +77,7 @@ class SearcherParts:
     subscriber: Subscriber
     evaluator: Evaluator
     status: Status
+    trace: Trace
 
 
 class Searcher:
@@ -112,6 +114,7 @@ class Searcher:
         self._clock = clock
         self._open: dict[int, _OpenGroup] = {}  # by position
         self._requests: dict[str, tuple[int, int]] = {}  # id -> position, number
+        self._activities = Activities(parts.trace)
 
     def run(self) -> None:
         """Explore, then drain, then wait for the end.
@@ -128,15 +131,21 @@ class Searcher:
         if self._run_state == RunState.DRAINING:
             self._pulse.enter(ProcessState.DRAINING)
             self._drain()
+        self._activities.end()
         while self._run_state != RunState.STOPPING:
             self._pulse.progress()
             self._clock.sleep(IDLE_S)
 
     def _turn_or_rest(self) -> None:
-        if not self.turn():
-            start_s = self._clock.monotonic_s()
+        start_s = self._clock.monotonic_s()
+        has_worked = self.turn()
+        end_s = self._clock.monotonic_s()
+        self._activities.note("turns" if has_worked else "idle", start_s=start_s, end_s=end_s)
+        if not has_worked:
             self._clock.sleep(IDLE_S)
-            self._parts.status.note_idle(self._clock.monotonic_s() - start_s)
+            idle_s = self._clock.monotonic_s() - end_s
+            self._activities.note("idle", start_s=end_s, end_s=end_s + idle_s)
+            self._parts.status.note_idle(idle_s)
 
     def turn(self) -> bool:
         """One turn; returns whether it did anything."""
@@ -146,7 +155,8 @@ class Searcher:
         # Newer weights wait for the evaluation of those it holds: a new engine's are version 0, published nowhere.
         has_worked = not self._holds(asked_version) and self._take_weights(wanted=asked_version)
         if asked_version is not None and self._holds(asked_version):
-            self._parts.evaluator.evaluate(asked_version, on_other=self._sort_in, on_step=self._beside_evaluation)
+            with measured(self._parts.trace, "evaluate"):
+                self._parts.evaluator.evaluate(asked_version, on_other=self._sort_in, on_step=self._beside_evaluation)
             return True
         while self._may_start():
             self._start_group()
@@ -174,7 +184,8 @@ class Searcher:
             published = self._parts.subscriber.find(wanted) or published
         if published is None or published.version <= loaded:
             return False
-        report = self._parts.subscriber.load(published, engine=self._parts.engine)
+        with measured(self._parts.trace, "load_weights"):
+            report = self._parts.subscriber.load(published, engine=self._parts.engine)
         if report is None:
             return False
         self._must_load = False

@@ -19,6 +19,7 @@ from tbactl.searcher.prompt_stream import Cursor, PromptStream
 from tbactl.searcher.resume import resume_point
 from tbactl.searcher.scoring import Scorer
 from tbactl.searcher.status import Status
+from tbactl.telemetry.trace import measured, process_trace
 from tbactl.weight_sync.subscriber import Subscriber
 
 logger = logging.getLogger(__name__)
@@ -51,8 +52,10 @@ def _run(config: ProcessConfig, *, page: ControlPage, slot: Slot, pulse: Pulse, 
     is_sync = run.mode == "sync"
     resumed = resume_point(config)
     task, held_out_task = (build_task(run.task.kind, run.task.options) for _ in range(2))
+    trace = process_trace(config)
     start_s = clock.monotonic_s()
-    engine = registry.load("tbactl.engines", run.searchers.engine)(EngineConfig.from_process(config))
+    with measured(trace, "start_engine"):
+        engine = registry.load("tbactl.engines", run.searchers.engine)(EngineConfig.from_process(config))
     logger.info("engine=%s start_seconds=%.1f", run.searchers.engine, clock.monotonic_s() - start_s)
     stream = PromptStream(
         task.prompts("train", seed=run.seed),
@@ -87,10 +90,12 @@ def _run(config: ProcessConfig, *, page: ControlPage, slot: Slot, pulse: Pulse, 
             config, task=held_out_task, engine=engine, page=page, resumed_version=resumed.step, clock=clock
         ),
         status=Status(slot, clock=clock),
+        trace=trace,
     )
     pulse.enter(ProcessState.READY)
     logger.info("ready stream_position=%d resumed_step=%d", cursor.position, resumed.step)
     Searcher(config, parts, page=page, pulse=pulse, must_load=resumed.step > 0, clock=clock).run()
+    trace.close()
     scorer.close()
     task.close()
     held_out_task.close()

@@ -45,6 +45,7 @@ from tbactl.supervision.shutdown import Shutdown
 from tbactl.supervision.signals import StopSignals
 from tbactl.supervision.summary import print_summary
 from tbactl.supervision.watchdog import is_anyone_busy, progress_of
+from tbactl.telemetry.trace import run_trace
 
 POLL_S = 0.1
 # After a pause of the supervisor itself (a suspended machine) the children's words are as old as its own last look.
@@ -160,9 +161,12 @@ def _run_and_record(run: RunDirectory, *, signals: StopSignals, events: EventLog
     try:
         with _shared_memory(run) as memory:
             supervisor = Supervisor(run, page=memory.page, signals=signals, events=events, clock=clock)
-            with open_view(
-                run.layout, page=memory.page, config=run.config, record=started, clock=clock, plain=plain
-            ) as view:
+            with (
+                open_view(
+                    run.layout, page=memory.page, config=run.config, record=started, clock=clock, plain=plain
+                ) as view,
+                run_trace(run.layout, is_wanted=run.config.logging.profile_trace),
+            ):
                 ending = supervisor.run(view)
             run.free_reserve()
             facts = supervisor.facts()

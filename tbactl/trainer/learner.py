@@ -31,6 +31,7 @@ from tbactl.ipc.codec import decode, encode
 from tbactl.objectives.batch import Objective, ObjectiveBatch
 from tbactl.objectives.schedules import training_temperature
 from tbactl.protocols import ProbeBatch, UpdateReport
+from tbactl.telemetry.trace import process_trace
 from tbactl.trainer.collate import MicroBatch, collate
 from tbactl.trainer.deepspeed_backend import DeepSpeedBackend, accelerator_device
 from tbactl.trainer.log_z_head import LearnsLogZ
@@ -106,6 +107,7 @@ class DeepSpeedLearner:
             self._names, adapters=self._adapters, backend=self._backend, is_leader=self._ranks.rank == 0
         )
         reference = self._reference(config.policy_directory, shares_prompt=shares_prompt)
+        self._trace = process_trace(config)
         self._updater = Updater(
             run,
             backend=self._backend,
@@ -113,6 +115,7 @@ class DeepSpeedLearner:
             objective=objective,
             ranks=self._ranks,
             shares_prompt=shares_prompt,
+            trace=self._trace,
         )
         self._moving_reference = MovingReference(
             run.reference,
@@ -237,6 +240,7 @@ class DeepSpeedLearner:
         """Release the other ranks and leave the process group."""
         if self._ranks.rank == 0:
             self._ranks.send(Command(name="stop"))
+        self._trace.close()
         self._backend.close()
         self._ranks.close()
         torch.use_deterministic_algorithms(self._was_deterministic)

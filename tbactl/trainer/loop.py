@@ -27,6 +27,7 @@ from tbactl.objectives.schedules import target_at, target_metrics
 from tbactl.protocols import Learner, Logger
 from tbactl.replay.buffer import ReplayBuffer
 from tbactl.telemetry.jsonl import ELAPSED
+from tbactl.telemetry.trace import Trace
 from tbactl.telemetry.trajectories import TrajectoryLog
 from tbactl.trainer.batches import BatchSource
 from tbactl.trainer.board import Board
@@ -60,6 +61,7 @@ class TrainerLoop:
         waiter: Waiter,
         loggers: Logger,
         trajectory_log: TrajectoryLog,
+        trace: Trace,
         clock: Clock,
     ) -> None:
         self._run = run
@@ -76,7 +78,7 @@ class TrainerLoop:
         self._trajectory_log = trajectory_log
         self._clock = clock
         self._pace = Pace()
-        self._watch = Stopwatch()
+        self._watch = Stopwatch(trace)
         self._counted_s = clock.monotonic_s()
 
     def run(self) -> None:

@@ -17,6 +17,7 @@ from tbactl.ipc.control_page import ControlPage, ProcessState, TrainerPhase
 from tbactl.protocols import Learner
 from tbactl.replay.buffer import ReplayBuffer
 from tbactl.telemetry.fanout import FanOut
+from tbactl.telemetry.trace import process_trace
 from tbactl.telemetry.trajectories import TrajectoryLog
 from tbactl.trainer.batches import BatchSource, ReplayBatches, TurnBatches
 from tbactl.trainer.board import Board
@@ -108,6 +109,8 @@ def lead(config: ProcessConfig, *, learner: Learner, page: ControlPage, pulse: P
         stack.callback(loggers.close)
         trajectory_log = TrajectoryLog(config.run_directory, num_per_step=run.logging.trajectories_per_step)
         stack.callback(trajectory_log.close)
+        trace = process_trace(config)
+        stack.callback(trace.close)
         paths = [config.shm.ring(index) for index in range(run.searchers.num_searchers)]
         intake = Intake.open(paths, buffer=buffer, state=state)
         stack.callback(intake.close)
@@ -135,6 +138,7 @@ def lead(config: ProcessConfig, *, learner: Learner, page: ControlPage, pulse: P
             waiter=waiter,
             loggers=loggers,
             trajectory_log=trajectory_log,
+            trace=trace,
             clock=clock,
         )
         board.show_state()

@@ -17,6 +17,7 @@ from tbactl.objectives.batch import Objective, ObjectiveBatch
 from tbactl.objectives.metrics import Metric, reduce_metrics
 from tbactl.objectives.trajectory_balance import balance_metrics, balance_residual
 from tbactl.protocols import UpdateReport
+from tbactl.telemetry.trace import Trace
 from tbactl.trainer.collate import collate
 from tbactl.trainer.deepspeed_backend import DeepSpeedBackend
 from tbactl.trainer.layout import plan_micro_batches
@@ -37,6 +38,7 @@ class Updater:
         objective: the loss.
         ranks: this rank and the others.
         shares_prompt: layout of forward passes.
+        trace: of this process.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Updater:
         objective: Objective,
         ranks: RankGroup,
         shares_prompt: bool,
+        trace: Trace,
     ) -> None:
         self._budget_tokens = run.trainer.micro_batch_tokens
         self._max_completion_tokens = run.searchers.max_new_tokens
@@ -56,6 +59,7 @@ class Updater:
         self._objective = objective
         self._ranks = ranks
         self._shares_prompt = shares_prompt
+        self._trace = trace
 
     def update(
         self,
@@ -79,7 +83,7 @@ class Updater:
         Raises:
             TbactlError: log-probs or gradients are not finite.
         """
-        watch = Stopwatch()
+        watch = Stopwatch(self._trace)
         plan = plan_micro_batches(
             groups,
             num_ranks=self._ranks.size,

@@ -53,7 +53,7 @@ def wait_until_training(run: SupervisedRun) -> None:
 
 @pytest.mark.fault("I-08", "I-64", "I-85")
 def test_whole_pipeline_runs_to_its_end_and_evaluates_before_and_after(tmp_path: Path):
-    with real_run(tmp_path) as run:
+    with real_run(tmp_path, logging={"profile_trace": True}) as run:
         assert run.wait(timeout_s=90) == 0, run.text
         run.assert_nothing_left()
         assert steps_of(run.layout) == list(range(1, 13))
@@ -63,6 +63,29 @@ def test_whole_pipeline_runs_to_its_end_and_evaluates_before_and_after(tmp_path:
         assert run.events("alarm") == []
         logs = [log.read_text() for log in (run.layout.logs / "latest").iterdir()]
         assert len(logs) == 3 and not any(word in text for text in (run.text, *logs) for word in ("leaked", "tracker"))
+        assert_trace_is_of_this_run(run.layout)
+
+
+def assert_trace_is_of_this_run(layout: RunLayout) -> None:
+    """All three processes are in it, within the time of the run, and what overlaps is nested."""
+    events = json.loads(layout.trace.read_bytes())
+    tracks = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert tracks == {0: "trainer-0", 1: "searcher-0", 2: "searcher-1"}
+    spans = [event for event in events if event["ph"] == "X"]
+    names = {track: {span["name"] for span in spans if span["pid"] == track} for track in tracks}
+    assert names[0] >= {"intake", "wait", "sample", "update", "publish", "checkpoint"}
+    assert names[1] >= {"start_engine", "turns", "idle", "evaluate", "load_weights"}
+    assert len([span for span in spans if span["name"] == "update"]) == 12
+    last = max(event["ts"] for event in events if event["ph"] == "i")
+    assert all(last - span["ts"] - span["dur"] >= 0 and last - span["ts"] < 90e6 for span in spans)
+    for track in tracks:
+        open_until = []
+        for span in sorted((s for s in spans if s["pid"] == track), key=lambda s: (s["ts"], -s["dur"])):
+            # Rounded to a tenth of a microsecond.
+            while open_until and open_until[-1] <= span["ts"] + 0.2:
+                open_until.pop()
+            assert not open_until or span["ts"] + span["dur"] <= open_until[-1] + 0.2, span
+            open_until.append(span["ts"] + span["dur"])
 
 
 @pytest.mark.fault("R-07")

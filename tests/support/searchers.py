@@ -20,6 +20,7 @@ from tbactl.searcher.loop import Searcher, SearcherParts
 from tbactl.searcher.prompt_stream import Cursor, PromptStream
 from tbactl.searcher.scoring import Scorer
 from tbactl.searcher.status import Status
+from tbactl.telemetry.trace import NoTrace
 from tbactl.testing.fake_engine import FakeEngine
 from tbactl.testing.fake_policy import FakePolicy
 from tbactl.testing.fake_task import FakeTask
@@ -117,6 +118,7 @@ class SearcherHarness:
             ),
             evaluator=self.evaluator,
             status=Status(self.slot, clock=self.clock),
+            trace=NoTrace(),
         )
         self.searcher = Searcher(
             self.config,

@@ -43,6 +43,9 @@ def run(
         str | None,
         typer.Option(metavar="RUN", help="Continue a run from its last checkpoint: a directory, a name, 'latest'."),
     ] = None,
+    profile_trace: Annotated[
+        bool, typer.Option("--profile-trace", help="Write what each process does when, as trace.json.")
+    ] = False,
     plain_lines: Plain = False,
     as_json: AsJson = False,
 ) -> int:
@@ -54,6 +57,8 @@ def run(
     """
     if (recipe is None) == (resume is None):
         raise typer.BadParameter("give either a RECIPE or --resume RUN", param_hint="RECIPE")
+    if profile_trace:
+        overrides = [*overrides, "logging.profile_trace=true"]
     if resume is not None:
         if profile is not None:
             raise typer.BadParameter("a resumed run keeps its profile", param_hint="--profile")
