@@ -20,13 +20,13 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 # Everything runs offline once installed; a hub is asked only when HF_HUB_OFFLINE=0 is given.
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: gsm8k chaos resume-check test check lint types layers unit lock clean help
+.PHONY: gsm8k chaos resume-check bench test check lint types layers unit lock clean help
 .DEFAULT_GOAL := help
 
 help:
 	@grep -E '^#' Makefile | head -4 | cut -c3-
 	@echo 'make check    lint, types and layers only;  make unit   the fast tests only;  make chaos   200 faults;'
-	@echo 'make resume-check   ten runs killed and resumed, compared bit for bit'
+	@echo 'make resume-check   ten runs killed and resumed, compared bit for bit;  make bench   short speed measurements'
 
 # 200 seeded faults over all kinds and phases, one small run each.
 chaos: $(RUNTIME)
@@ -35,6 +35,15 @@ chaos: $(RUNTIME)
 # Runs killed at ten random moments and resumed, against one without interruption. Checksums are printed.
 resume-check: $(RUNTIME)
 	$(BIN)/python -m benchmarks.bit_exact_resume
+
+# The short forms of all speed benchmarks. Quietly: what else the machine does shows. docs/performance.md
+bench: $(DEV)
+	$(BIN)/python -m benchmarks.trainer_speed --short
+	$(BIN)/python -m benchmarks.searcher_speed --short
+	$(BIN)/python -m benchmarks.memory --short
+	$(BIN)/python -m benchmarks.ipc --short
+	$(BIN)/python -m benchmarks.start --short
+	$(BIN)/python -m benchmarks.replay --sizes 10000 --no-peer --results runs/bench/replay.json
 
 gsm8k: $(RUNTIME)
 	$(BIN)/tbactl run gsm8k
