@@ -43,7 +43,7 @@ def groups_hold_a_training_group(config: RunConfig) -> Iterator[Problem]:
 def evaluations_fall_on_syncs(config: RunConfig) -> Iterator[Problem]:
     """A searcher evaluates the weights it holds, so evaluations happen at syncs."""
     period, sync = config.evaluation.period, config.sync.period
-    if period % sync:
+    if config.evaluation.num_prompts and period % sync:
         yield setting_problem(
             config,
             "evaluation.period",

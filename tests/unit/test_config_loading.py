@@ -121,7 +121,12 @@ def test_options_that_the_task_refuses_are_reported_under_task_options(tmp_path)
 @pytest.mark.fault("I-69")
 def test_rules_are_asked_even_when_other_settings_are_wrong(tmp_path):
     problems = problems_of(
-        write_recipe(tmp_path), "trainer.zero_stage=9", "evaluation.period=5", "sync.period=3", "foo.bar=1"
+        write_recipe(tmp_path),
+        "trainer.zero_stage=9",
+        "evaluation.period=5",
+        "evaluation.num_prompts=1",
+        "sync.period=3",
+        "foo.bar=1",
     )
     assert len(problems) == 3
     assert any("must be a multiple of sync.period" in p for p in problems)
@@ -134,7 +139,7 @@ def test_rule_about_a_wrong_setting_is_left_out(tmp_path):
 
 
 def test_rule_names_the_line_of_the_setting(tmp_path):
-    path = write_recipe(tmp_path, BASE + "[evaluation]\nperiod = 5\n[sync]\nperiod = 2\n")
+    path = write_recipe(tmp_path, BASE + "[evaluation]\nnum_prompts = 1\nperiod = 5\n[sync]\nperiod = 2\n")
     (problem,) = problems_of(path)
     assert problem.startswith(f"{path}:{line_of(path, 'period = 5')}: evaluation.period = 5 must be a multiple")
 
