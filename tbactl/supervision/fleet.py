@@ -117,6 +117,11 @@ class Fleet:
                 searcher.restart_at_s = None
                 self._start(self._specs[name])
 
+    def stalled(self) -> list[tuple[ChildProcess, str]]:
+        """Children with which something is wrong, and what. Nothing is done about it."""
+        judged = [(child, self._complaint(child)) for child in self.alive()]
+        return [(child, reason) for child, reason in judged if reason is not None]
+
     def check_drained(self) -> None:
         """Look at the trainers once more, when they should have written their last checkpoint and left.
 

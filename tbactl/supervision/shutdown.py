@@ -42,6 +42,7 @@ class Shutdown:
         self._tick = tick
         self._grace_s = grace_s
         self._stopped_since_s = clock.monotonic_s()
+        self._stalled: set[int] = set()  # pids that were named
         self.failure: TbactlError | None = None
         """A trainer failed while it drained: there is no last checkpoint."""
         self.warning = ""
@@ -115,7 +116,15 @@ class Shutdown:
     def _wait(self, until_s: float, is_done: Callable[[], bool]) -> None:
         while not is_done() and not self._signals.hurry and self._clock.monotonic_s() < until_s:
             self._tick()
+            self._note_stalled()
             self._clock.sleep(POLL_S)
+
+    def _note_stalled(self) -> None:
+        """Say at once who holds up the end. It is ended with the rest: what it does may still come back."""
+        for child, reason in self._fleet.stalled():
+            if child.pid not in self._stalled:
+                self._stalled.add(child.pid)
+                self._events.record("child_stalled", process=child.spec.name, pid=child.pid, reason=reason)
 
     def _try(self, step: Callable[[], None]) -> None:
         try:

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from tbactl.chaos.case import Case
+from tbactl.chaos.faults import Fault
 from tbactl.chaos.schedule import schedule
 from tbactl.cli.main import main
 from tbactl.supervision.identity import processes_with
@@ -39,3 +40,25 @@ def test_run_that_exceeds_its_bound_is_a_hang_and_nothing_of_it_is_left_but_its_
     [root] = [path for path in (tmp_path / fault.name / "runs").iterdir() if not path.is_symlink()]
     shm = json.loads((root / "run.json").read_bytes())["shm_directory"]
     assert not list(processes_with(RUN_VARIABLE, shm))
+
+
+@pytest.mark.fault("I-01")
+def test_process_that_is_stopped_while_the_run_drains_is_named_before_it_is_ended(tmp_path):
+    (tmp_path / "shm").mkdir()
+    fault = Fault(number=1, kind="stop", phase="draining", target="trainer-0", at_step=4, seed=3)
+    case = Case(
+        fault, directory=tmp_path, shm_root=tmp_path / "shm", bound_s=60.0, may_mount=False,
+        cancelled=threading.Event(), keeps=True,
+    )  # fmt: skip
+    verdict = case.run()
+    assert verdict.is_right and verdict.is_resumed, verdict.problems
+    [root] = [path for path in (tmp_path / fault.name / "runs").iterdir() if not path.is_symlink()]
+    events = [json.loads(line) for line in (root / "events.jsonl").read_text().splitlines()]
+    [stalled] = [number for number, event in enumerate(events) if event["kind"] == "child_stalled"]
+    assert events[stalled]["process"] == "trainer-0" and "no heartbeat" in events[stalled]["details"]["reason"]
+    # It is let go on for its stacks, and then comes to its own end.
+    assert [event["details"].get("state") for event in events[stalled - 1 : stalled + 2]] == [
+        "DRAINING",
+        None,
+        "STOPPING",
+    ]
