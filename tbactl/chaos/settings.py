@@ -94,7 +94,8 @@ def case_config(fault: Fault, *, layout: CaseLayout) -> RunConfig:
             "heartbeat_timeout_s": HEARTBEAT_S,
             "progress_timeout_s": 1.5 if is_stuck else 10.0,
             "acknowledge_timeout_s": 10.0,
-            "stop_grace_s": 3.8,
+            # A process that is stopped while the run drains is to be noticed by its heartbeat, not by the end.
+            "stop_grace_s": 8.0 if (fault.kind, fault.phase) == ("stop", "draining") else 3.8,
             "restart_backoff_s": 0.05,
         },
     }

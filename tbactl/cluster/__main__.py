@@ -15,7 +15,8 @@ from types import FrameType
 from tbactl import __version__
 from tbactl.clock import SystemClock
 from tbactl.cluster.bridge import Bridge, run_state
-from tbactl.cluster.messages import Order
+from tbactl.cluster.messages import Order, Words
+from tbactl.cluster.mirror import OWN
 from tbactl.cluster.policy_files import policy_listing
 from tbactl.config.layout import ProcessConfig
 from tbactl.errors import EXIT_TERMINATED, TbactlError
@@ -42,6 +43,8 @@ def main() -> int:
     except TbactlError as error:
         logger.error("%s", error)
         return error.exit_code
+    except SystemExit:  # `_leave`: not through an interpreter that tears down with Ray's threads
+        return EXIT_TERMINATED
 
 
 def run_bridge(config: ProcessConfig) -> int:
@@ -51,6 +54,8 @@ def run_bridge(config: ProcessConfig) -> int:
         TbactlError: it cannot start, or its node is lost.
     """
     started_s = time.monotonic()
+    # Before the pid is shown: who shows one is asked for stacks by this signal, which would end it.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     page = ControlPage.open(config.shm.control)
     slot = page.searcher(config.index)
     slot.set(
@@ -82,10 +87,12 @@ def _run(config: ProcessConfig, *, page: ControlPage, ring: RingWriter, started_
         def ask_for_stacks(number: int, frame: FrameType | None) -> None:
             bridge.wants_stacks = True
 
+        faulthandler.unregister(signal.SIGUSR1)
         signal.signal(signal.SIGUSR1, ask_for_stacks)
         faulthandler.register(signal.SIGUSR1, all_threads=True, chain=True)
         return bridge.run()
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the end is bounded, and on its way
         peer.close()
 
 
@@ -100,12 +107,18 @@ def the_order(config: ProcessConfig, *, page: ControlPage) -> Order:
     return Order(
         tbactl_version=__version__,
         process=config.model_dump_json().encode(),
-        words={name: value for name, value in page.searcher(config.index).snapshot().items() if value},
+        words=words_of_earlier_lives(page, index=config.index),
         files={path.name: path.read_bytes() if path.is_file() else b"" for path in kept},
         policy=policy_listing(config.policy_directory),
         policy_bytes=published_bytes(config.run.policy, directory=config.policy_directory),
         request=run_state(page),
     )
+
+
+def words_of_earlier_lives(page: ControlPage, *, index: int) -> Words:
+    """A searcher's attempt and counters, without what is the bridge's own and without times."""
+    words = page.searcher(index).snapshot()
+    return {n: value for n, value in words.items() if value and n not in OWN and not n.endswith("_ns")}
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,6 +55,8 @@ class Outpost:
         self.policy = PolicyFiles(self._config.policy_directory, listing=order.policy)
         self._files = dict(order.files)
         self._memory: SharedMemory | None = None
+        # Weights come in beside all else: none may be written behind the back of `close`.
+        self._writing = threading.Lock()
         self._child: ChildProcess | None = None
 
     def launch(self) -> None:
@@ -107,8 +110,9 @@ class Outpost:
         Raises:
             CapacityError: they do not fit.
         """
-        assert self._memory is not None
-        publish_copy(self._memory.layout.weights, published, write=lambda path: _write(path, data))
+        with self._writing:
+            if self._memory is not None:
+                publish_copy(self._memory.layout.weights, published, write=lambda path: _write(path, data))
 
     def exchange(self, request: Request) -> Report:
         """Take the run's numbers, and report. What a report holds is not reported again."""
@@ -125,7 +129,8 @@ class Outpost:
             words=words,
             synced=synced,
             records=self._records() if request.takes_records else [],
-            log=self._log.read_new(LOG_BYTES),
+            # The last words of a searcher are why it ended.
+            log=self._log.read_new(LOG_BYTES if exit_code is None else -1),
             evaluations=self._evaluations.read_new_lines(),
             files=self._changed_files(),
             exit_code=exit_code,
@@ -133,14 +138,16 @@ class Outpost:
 
     def close(self) -> None:
         """End the searcher if it lives, and remove the shared memory. Calling it again does nothing."""
+        self.policy.discard()
         if self._memory is None:
             return
         if self._child is not None:
             self._child.kill()
             self._ring.close()
         end_processes_of(self._memory.layout.root)
-        self._memory.remove()
-        self._memory = None
+        with self._writing:
+            self._memory.remove()
+            self._memory = None
 
     def _copy_run(self, request: Request) -> None:
         by_ns = time.monotonic_ns() - request.now_ns
@@ -173,7 +180,7 @@ class _Tail:
         self._offset = 0
 
     def read_new(self, limit: int) -> bytes:
-        """At most `limit` bytes."""
+        """At most `limit` bytes; -1: all."""
         data = self._read(limit)
         self._offset += len(data)
         return data

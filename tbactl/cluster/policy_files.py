@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -36,7 +36,7 @@ class PolicyFiles:
         self._listing = dict(listing)
         name = xxhash.xxh3_128_hexdigest(repr(sorted(self._listing.items())).encode())
         self._kept = (cache or cache_root() / "policies") / name
-        self._partial = self._kept.with_name(f".{name}.{os.getpid()}")
+        self._partial: Path | None = None
         self.directory: Path | None = None
         """Where it lies on this node; None: it must be sent."""
         for candidate in (directory, self._kept):
@@ -52,20 +52,28 @@ class PolicyFiles:
         """
         if name not in self._listing:
             raise ChildFailedError(f"{name!r} is no file of the policy.")
-        self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._partial is None:
+            self._kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._partial = Path(tempfile.mkdtemp(prefix=f".{self._kept.name}.", dir=self._kept.parent))
         path = self._partial / name
         path.write_bytes(data)
         if len(data) and fingerprint(path) != self._listing[name]:
             raise ChildFailedError(f"{name} of the policy has changed while it was sent.")
         if {entry.name for entry in self._partial.iterdir()} == set(self._listing):
-            self._keep()
+            self._keep(self._partial)
 
-    def _keep(self) -> None:
+    def discard(self) -> None:
+        """Remove what has arrived of a policy that is not complete."""
+        if self._partial is not None:
+            shutil.rmtree(self._partial, ignore_errors=True)
+            self._partial = None
+
+    def _keep(self, received: Path) -> None:
         try:
-            self._partial.rename(self._kept)
+            received.rename(self._kept)
         except OSError:  # another searcher of this node was faster, or an older copy is damaged
             if policy_listing(self._kept) != self._listing:
                 shutil.rmtree(self._kept, ignore_errors=True)
-                self._partial.rename(self._kept)
-        shutil.rmtree(self._partial, ignore_errors=True)
+                received.rename(self._kept)
+        self.discard()
         self.directory = self._kept

@@ -1,8 +1,8 @@
 """The one module that knows Ray: an outpost as an actor, weights as an object that is put once for all of them.
 
-Ray moves bytes (messages) and arrays of bytes (files); what is in them Ray does not see, and nothing of ours is
-pickled. Actors belong to the bridge that made them: when it ends, whatever ends it, Ray ends them, and the kernel ends
-the searcher with its actor.
+Ray moves bytes (messages) and arrays of bytes (files); what is in them Ray does not see. It pickles its own handles and
+exceptions, nothing of ours. Actors belong to the bridge that made them: when it ends, whatever ends it, Ray ends them,
+and the kernel ends the searcher with its actor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray is imported
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tbactl.cluster.messages import Answer, Done, Failure, Order, Prepared, Report, Request, decoded, encoded
@@ -35,6 +35,7 @@ from tbactl.errors import (
     ConfigError,
     TaskError,
     TbactlError,
+    is_out_of_space,
 )
 from tbactl.terminal import printable
 from tbactl.weight_sync.published import PublishedWeights, weights_path
@@ -58,6 +59,9 @@ def _answered(act: Callable[[], Answer | None]) -> bytes:
         return encoded(act() or Done())
     except TbactlError as error:
         return encoded(Failure(exit_code=error.exit_code, message=str(error)))
+    except OSError as error:
+        kind = CapacityError if is_out_of_space(error) else ChildFailedError
+        return encoded(Failure(exit_code=kind.exit_code, message=f"{type(error).__name__}: {error}"))
 
 
 @remote(max_restarts=0, concurrency_groups={"weights": 1})
@@ -166,6 +170,8 @@ class RayPeer:
             self._sending = {}
             self._checked(ray.get(call))
         except RayError as error:
+            if isinstance(error, RayTaskError) and not isinstance(error.cause, RayError):
+                raise self._lost(error) from error  # our own code's
             # The depot went with the bridge that had made it. If the node is lost, the next exchange says so.
             logger.warning("weights version=%d are sent again: %s", version, _first_line(error))
             self._sending = {}
@@ -209,9 +215,11 @@ class RayPeer:
 
     def _find_depot(self) -> Any:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        return _Depot.options(name="weights", get_if_exists=True, scheduling_strategy=here).remote(
-            str(self._config.shm.weights)
-        )
+        options = _Depot.options(name="weights", get_if_exists=True, scheduling_strategy=here)
+        try:
+            return options.remote(str(self._config.shm.weights))
+        except (RayError, ValueError) as error:  # ValueError: another bridge's has ended while Ray looked for it
+            raise self._lost(error) from error
 
     def _start(self, order: Order) -> None:
         if not ray.wait([self._station.__ray_ready__.remote()], timeout=self._start_left_s)[0]:
@@ -239,7 +247,12 @@ class RayPeer:
         except GetTimeoutError:
             raise ChildFailedError(f"{self.node} has not answered for {limit_s:.0f} s.") from None
         except RayError as error:
-            raise ChildFailedError(f"lost {self.node}: {_first_line(error)}") from error
+            raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> ChildFailedError:
+        if isinstance(error, RayTaskError):
+            return ChildFailedError(f"{self.node}: {type(error.cause).__name__}: {error.cause}")
+        return ChildFailedError(f"lost {self.node}: {_first_line(error)}")
 
     def _checked(self, data: bytes) -> Answer:
         answer = msgspec.msgpack.decode(data, type=Answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 
 from tbactl import registry
 from tbactl.clock import SystemClock
@@ -19,7 +20,7 @@ from tbactl.searcher.prompt_stream import Cursor, PromptStream
 from tbactl.searcher.resume import resume_point
 from tbactl.searcher.scoring import Scorer
 from tbactl.searcher.status import Status
-from tbactl.telemetry.trace import measured, process_trace
+from tbactl.telemetry.trace import Trace, measured, process_trace
 from tbactl.weight_sync.subscriber import Subscriber
 
 logger = logging.getLogger(__name__)
@@ -37,8 +38,8 @@ def run_searcher(config: ProcessConfig) -> None:
     pulse.start()
     pulse.enter(ProcessState.LOADING)
     try:
-        with RingWriter.open(config.shm.ring(config.index)) as ring:
-            _run(config, page=page, slot=slot, pulse=pulse, ring=ring)
+        with RingWriter.open(config.shm.ring(config.index)) as ring, closing(process_trace(config)) as trace:
+            _run(config, page=page, slot=slot, pulse=pulse, ring=ring, trace=trace)
     except BaseException:
         pulse.enter(ProcessState.FAILED)
         raise
@@ -46,13 +47,12 @@ def run_searcher(config: ProcessConfig) -> None:
     pulse.stop()
 
 
-def _run(config: ProcessConfig, *, page: ControlPage, slot: Slot, pulse: Pulse, ring: RingWriter) -> None:
+def _run(config: ProcessConfig, *, page: ControlPage, slot: Slot, pulse: Pulse, ring: RingWriter, trace: Trace) -> None:
     clock = SystemClock()
     run = config.run
     is_sync = run.mode == "sync"
     resumed = resume_point(config)
     task, held_out_task = (build_task(run.task.kind, run.task.options) for _ in range(2))
-    trace = process_trace(config)
     start_s = clock.monotonic_s()
     with measured(trace, "start_engine"):
         engine = registry.load("tbactl.engines", run.searchers.engine)(EngineConfig.from_process(config))
@@ -95,7 +95,6 @@ def _run(config: ProcessConfig, *, page: ControlPage, slot: Slot, pulse: Pulse, 
     pulse.enter(ProcessState.READY)
     logger.info("ready stream_position=%d resumed_step=%d", cursor.position, resumed.step)
     Searcher(config, parts, page=page, pulse=pulse, must_load=resumed.step > 0, clock=clock).run()
-    trace.close()
     scorer.close()
     task.close()
     held_out_task.close()

@@ -70,8 +70,9 @@ def _own_directories(root: Path) -> Iterator[Path]:
         return
     for entry in root.iterdir():
         is_directory = entry.is_dir() and not entry.is_symlink()
-        if is_directory and entry.name.startswith(prefix) and entry.stat().st_uid == os.getuid():
-            yield entry
+        with contextlib.suppress(FileNotFoundError):
+            if is_directory and entry.name.startswith(prefix) and entry.stat().st_uid == os.getuid():
+                yield entry
 
 
 def _owner_is_dead(directory: Path) -> bool:
@@ -92,7 +93,9 @@ def _owner_is_dead(directory: Path) -> bool:
 
 
 def _describe(directory: Path) -> StaleSegments:
-    size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    size = 0
+    with contextlib.suppress(FileNotFoundError):  # somebody else removes it just now
+        size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
     return StaleSegments(
         directory=directory, size_bytes=size, run_directory=_owner(directory).get("run_directory", "?")
     )

@@ -120,7 +120,7 @@ class Shutdown:
             self._clock.sleep(POLL_S)
 
     def _note_stalled(self) -> None:
-        """Say at once who holds up the end. It is ended with the rest: what it does may still come back."""
+        """Say who holds up the end, as soon as the usual limits show it. It is ended with the rest, not before."""
         for child, reason in self._fleet.stalled():
             if child.pid not in self._stalled:
                 self._stalled.add(child.pid)

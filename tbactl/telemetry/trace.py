@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 MAX_BYTES = 64 * 2**20
 _BLOCK_BYTES = 2**15
 _FLUSH_S = 2.0
-MAX_JOINED_S = 1.0
+_JOINED_S = 1.0
 
 
 class Trace(Protocol):
@@ -92,8 +92,9 @@ class TraceFile:
         problem = f"it would be larger than {MAX_BYTES >> 20} MiB"
         try:
             if os.fstat(self._descriptor).st_size + len(block) <= MAX_BYTES:
-                os.write(self._descriptor, block)
-                return
+                if os.write(self._descriptor, block) == len(block):
+                    return
+                problem = "only a part of the last lines fitted; the file may not be valid"
         except OSError as error:
             problem = str(error)
         logger.warning("no more is written to the trace: %s", problem)
@@ -120,8 +121,8 @@ class Activities:
         self._start_s = self._end_s = 0.0
 
     def note(self, name: str, *, start_s: float, end_s: float) -> None:
-        """What the loop did last. A span is cut after some seconds, so that a killed process leaves the most of it."""
-        if name != self._name or end_s - self._start_s > MAX_JOINED_S:
+        """What the loop did last. A span is cut after about a second, so that a killed process leaves most of it."""
+        if name != self._name or end_s - self._start_s > _JOINED_S:
             self.end()
             self._name, self._start_s = name, start_s
         self._end_s = end_s

@@ -100,7 +100,7 @@ def test_stopwatch_notes_what_it_adds_up():
         with watch.measure("wait"):
             time.sleep(0.01)
     assert [name for name, _, _ in notes.spans] == ["wait", "wait"]
-    assert watch.take()["wait"] == pytest.approx(sum(end - start for _, start, end in notes.spans), abs=0.005)
+    assert watch.take()["wait"] >= sum(end - start for _, start, end in notes.spans) >= 0.02
 
 
 def test_activities_join_equal_neighbours_and_are_cut_when_they_last():
