@@ -143,12 +143,12 @@ def test_tables_name_medians_ratios_and_what_was_not_reached():
     text = tables(OUTCOMES)
     assert "| `tbactl run gsm8k` | 0.600 | 30 | 1,000 | 11 |" in text
     assert "| seconds of training to | 50% of TRL's gain: 0.300 | 75% of TRL's gain: 0.350 |" in text
-    assert "| TRL `GRPOTrainer` | 20.0 | 30.0 | 36.0 | 40.0 |" in text
-    assert "| `tbactl run gsm8k` | 2.5 | 3.8 | 4.5 | 5.0 |" in text
-    assert "| TRL `GRPOTrainer` / `tbactl run gsm8k` | 8.00 | 8.00 | 8.00 | 8.00 |" in text
+    assert "| TRL `GRPOTrainer` | 20.0 | 30.0 | 36.0 | 38.8 | 40.0 |" in text
+    assert "| `tbactl run gsm8k` | 2.5 | 3.8 | 4.5 | 4.9 | 5.0 |" in text
+    assert "| TRL `GRPOTrainer` / `tbactl run gsm8k` | 8.00 | 8.00 | 8.00 | 8.00 | 8.00 |" in text
     assert "time / `tbactl run gsm8k`'s, to TRL's last accuracy: 8.00, target >= 4: met" in text
-    assert "| `tbactl run gsm8k-sync` | 8.3 | not reached | not reached | not reached |" in text
-    assert "| `tbactl run gsm8k-sync` / `tbactl run gsm8k` | 3.33 | inf | inf | inf |" in text
+    assert "| `tbactl run gsm8k-sync` | 8.3 | not reached | not reached | not reached | not reached |" in text
+    assert "| `tbactl run gsm8k-sync` / `tbactl run gsm8k` | 3.33 | inf | inf | inf | inf |" in text
     assert "exit code 9" in tables([*OUTCOMES, outcome("trl", 1, problem="exit code 9")])
 
 
@@ -158,8 +158,8 @@ def test_outcome_survives_json_and_the_figure_is_drawn(tmp_path):
     draw(again, tmp_path / "figure.svg")
     assert "<svg" in (tmp_path / "figure.svg").read_text()
     found = document(again)
-    assert len(found["needs"]) == 2 * 4 * 3
-    assert [r["by_seed"] for r in found["ratios"]][6:8] == [[pytest.approx(8.0)], [inf]]
+    assert len(found["needs"]) == 2 * 5 * 3
+    assert [r["by_seed"] for r in found["ratios"]][8:10] == [[pytest.approx(8.0)], [inf]]
     assert [t["is_met"] for t in found["targets"]] == [True, True]
 
 
