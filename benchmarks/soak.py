@@ -62,10 +62,12 @@ capacity = 1000
 [evaluation]
 num_prompts = 20
 period = {evaluation_period}
-timeout_s = 60
 
 [checkpoint]
 period = {checkpoint_period}
+
+[supervision]
+evaluation_timeout_s = 60
 """
 
 

@@ -46,7 +46,7 @@ def test_default_sections_break_no_rule_and_warn_of_nothing():
             {"mode": "sync", "sync__period": 1, "replay__on_policy_fraction": 1.0, "searchers__num_completions": 7},
             "searchers.num_completions",
         ),
-        ({"evaluation__period": 5, "sync__period": 2}, "evaluation.period"),
+        ({"evaluation__num_prompts": 1, "evaluation__period": 5, "sync__period": 2}, "evaluation.period"),
         ({"replay__initial_trajectories": 1001, "replay__capacity": 1000}, "replay.initial_trajectories"),
         ({"replay__capacity": 127, "replay__initial_trajectories": 127}, "replay.capacity"),
         ({"replay__capacity_per_prompt": 7}, "replay.capacity_per_prompt"),
@@ -200,7 +200,11 @@ def test_ring_limit_is_exact():
 @pytest.mark.fault("I-69")
 def test_all_broken_rules_are_reported_together():
     broken = config(
-        trainer__num_ranks=3, evaluation__period=5, objective__beta_final=0.1, replay__capacity_per_prompt=1
+        trainer__num_ranks=3,
+        evaluation__num_prompts=1,
+        evaluation__period=5,
+        objective__beta_final=0.1,
+        replay__capacity_per_prompt=1,
     )
     assert len(found(rules.ERRORS, broken)) == 4
 
