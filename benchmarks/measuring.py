@@ -6,6 +6,7 @@ the machine does meets all of them alike, and none has the libraries of another 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -26,6 +27,8 @@ from rich.table import Table
 from tbactl.ipc.child import die_with_parent
 
 CLOCKS = ("seconds", "cpu_seconds")
+# For a worker to leave: libraries take their time to be torn down.
+LEAVE_S = 20.0
 ROOT = Path(__file__).resolve().parent.parent
 # A pipe has no width of its own; 80 columns would cut the names.
 console = Console(width=None if sys.stdout.isatty() else 120)
@@ -229,11 +232,15 @@ class Worker:
         raise SystemExit("\n".join((f"{self.name} failed, exit code {self._process.returncode}:", *ending)))
 
     def close(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.wait()
+        """End it: no more questions, so that it removes what it made; one that does not leave is killed."""
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        try:
+            self._process.wait(timeout=LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._answers.close()
         self._log.close()
 
