@@ -20,7 +20,6 @@ import argparse
 import multiprocessing
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.channel_ends import NUMBER_BYTES, SLOTS, read_all, write_all
-from benchmarks.measuring import ROOT, console, machine, ratios, report, shown, spread, table_of, target
+from benchmarks.measuring import LIMIT_S, ROOT, console, machine, ratios, report, shown, spread, table_of, target
+from benchmarks.peer_environment import peer_python
 from benchmarks.short_run import SYNC_PERIOD, short_run
 from benchmarks.sync_pause import measure_syncs, pause_share, sync_table
 from tbactl.config.layout import SHM_ROOT
@@ -38,8 +38,6 @@ from tbactl.ipc.ring import RingReader, RingWriter, create_ring
 from tbactl.types import Completion, Trajectory, TrajectoryGroup
 
 PAYLOAD_BYTES = 4096
-PEER = ROOT / ".venv-iceoryx2"
-REQUIREMENTS = ROOT / "benchmarks" / "requirements-iceoryx2.txt"
 SPAWN = multiprocessing.get_context("spawn")
 
 Channel = Callable[[int], float]
@@ -56,7 +54,7 @@ def main() -> None:
     repetitions = 3 if arguments.short else 7
     channels: dict[str, Channel] = {"ring, bytes": through_ring, "multiprocessing.Queue, bytes": through_queue}
     if not arguments.no_peer:
-        channels["iceoryx2, bytes"] = partial(through_iceoryx2, python=peer_python())
+        channels["iceoryx2, bytes"] = partial(through_iceoryx2, python=peer_python("iceoryx2", size="some 4 MB"))
     channels |= {"ring, groups": groups_through_ring, "multiprocessing.Queue, groups": groups_through_queue}
     speeds = {name: [] for name in channels}
     for number in range(repetitions):
@@ -142,9 +140,15 @@ def through_iceoryx2(count: int, *, python: Path) -> float:
     service = f"tbactl-benchmark-{os.getpid()}"
     command = [str(python), "-m", "benchmarks.channel_ends"]
     tail = [service, str(count), str(PAYLOAD_BYTES)]
-    with subprocess.Popen([*command, "write", *tail], cwd=ROOT):
-        done = subprocess.run([*command, "read", *tail], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    return float(done.stdout)
+    with subprocess.Popen([*command, "write", *tail], cwd=ROOT) as writer:
+        try:
+            reader = subprocess.run(
+                [*command, "read", *tail], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S
+            )
+        except BaseException:
+            writer.kill()  # it would wait for its reader
+            raise
+    return float(reader.stdout)
 
 
 def groups_through_ring(count: int) -> float:
@@ -221,19 +225,6 @@ def _start(target_function: Callable[..., None], *arguments: Any) -> Any:
     process = SPAWN.Process(target=target_function, args=arguments, daemon=True)
     process.start()
     return process
-
-
-def peer_python() -> Path:
-    """The interpreter of iceoryx2's environment, made when it is missing."""
-    python = PEER / "bin" / "python"
-    complete = PEER / "complete"
-    if not complete.exists():
-        console.print(f"making {PEER.name} of {REQUIREMENTS.name}, once")
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(PEER)], check=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", str(REQUIREMENTS)]
-        subprocess.run(pip, check=True)
-        complete.touch()
-    return python
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import platform
+import select
 import statistics
 import subprocess
 import sys
@@ -29,6 +30,8 @@ from tbactl.ipc.child import die_with_parent
 CLOCKS = ("seconds", "cpu_seconds")
 # For a worker to leave: libraries take their time to be torn down.
 LEAVE_S = 20.0
+# For one answer: loading a model and the longest measurement, on a busy machine.
+LIMIT_S = 1800.0
 ROOT = Path(__file__).resolve().parent.parent
 # A pipe has no width of its own; 80 columns would cut the names.
 console = Console(width=None if sys.stdout.isatty() else 120)
@@ -215,18 +218,20 @@ class Worker:
         """Let it work; returns its answer.
 
         Raises:
-            SystemExit: it has failed; with the end of what it wrote.
+            SystemExit: it has failed, with the end of what it wrote, or takes too long.
         """
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(details) + "\n")
             self._process.stdin.flush()
+            if not select.select([self._answers], [], [], LIMIT_S)[0]:
+                raise SystemExit(f"{self.name} has not answered for {LIMIT_S:.0f} s")
             line = self._answers.readline()
         except BrokenPipeError:
             line = ""
         if line:
             return json.loads(line)
-        self._process.wait()
+        self._process.wait(timeout=LEAVE_S)
         self._log.seek(0)
         ending = self._log.read().decode(errors="replace").splitlines()[-15:]
         raise SystemExit("\n".join((f"{self.name} failed, exit code {self._process.returncode}:", *ending)))

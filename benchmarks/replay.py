@@ -17,24 +17,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parent.parent
-PEER = ROOT / ".venv-torchrl"
-REQUIREMENTS = ROOT / "benchmarks" / "requirements-torchrl.txt"
+from benchmarks.measuring import ROOT, console, machine
+from benchmarks.peer_environment import peer_python
+
 SIZES = (10_000, 100_000, 1_000_000)
 SHAPES = {"100 a prompt": 100, "8 a prompt": 8, "one prompt": None}
-
-# A pipe has no width of its own; 80 columns would cut the names.
-console = Console(width=None if sys.stdout.isatty() else 120)
 
 
 def main() -> None:
@@ -46,7 +41,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("runs/replay.json"), help="file to write")
     arguments = parser.parse_args()
     results: dict[str, Any] = {"machine": machine(), "tbactl": [], "torchrl": []}
-    peer = None if arguments.no_peer else peer_python()
+    peer = None if arguments.no_peer else peer_python("torchrl", size="some 3 GB")
     for size in arguments.sizes:
         for name, per_prompt in SHAPES.items():
             console.print(f"tbactl, {size:,} trajectories, {name} ...")
@@ -60,29 +55,6 @@ def main() -> None:
     arguments.results.write_text(json.dumps(results, indent=2) + "\n")
     console.print(times_table(results), memory_table(results))
     console.print(f"written: {arguments.results}")
-
-
-def machine() -> dict[str, Any]:
-    """Where it was measured."""
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "num_cpus": os.cpu_count(),
-        "python": platform.python_version(),
-        "load_average": os.getloadavg()[0],
-    }
-
-
-def peer_python() -> Path:
-    """The interpreter of torchrl's environment, made when it is missing."""
-    python = PEER / "bin" / "python"
-    complete = PEER / "complete"
-    if not complete.exists():
-        console.print(f"making {PEER.name} of {REQUIREMENTS.name}: some 3 GB, once")
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(PEER)], check=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", str(REQUIREMENTS)]
-        subprocess.run(pip, check=True)
-        complete.touch()
-    return python
 
 
 def run(python: str, module: str, *arguments: int) -> dict[str, Any]:

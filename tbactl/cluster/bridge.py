@@ -12,17 +12,18 @@ import signal
 import sys
 import time
 from collections import deque
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from tbactl.clock import Clock
 from tbactl.cluster.messages import Report, Request, Words
-from tbactl.cluster.mirror import DELIVERED, NOT_COPIED, SYNC_EDITS, moved
+from tbactl.cluster.mirror import DELIVERED, NOT_COPIED, moved
 from tbactl.config.layout import ProcessConfig
 from tbactl.errors import ChildFailedError
 from tbactl.ipc.codec import CodecError, decode
-from tbactl.ipc.control_page import ControlPage, ProcessState, RunState
+from tbactl.ipc.control_page import SYNC_EDITS, ControlPage, ProcessState, RunState
 from tbactl.ipc.ring import RingWriter
 from tbactl.types import TrajectoryGroup
 from tbactl.weight_sync.published import PublishedWeights, published_versions, read_description
@@ -105,7 +106,7 @@ class Bridge:
         sys.stderr.flush()
         self._append_evaluations(report.evaluations)
         for name, data in report.files.items():
-            (self._config.shm.root / name).write_bytes(data)
+            _replace(self._config.shm.root / name, data)
         self._waiting += [(record, _position_after(record)) for record in report.records]
         self._slot.set(**moved(report.words, by_ns=time.monotonic_ns() - report.now_ns, without=NOT_COPIED))
         if report.words["state"] < ProcessState.STOPPED:
@@ -166,6 +167,13 @@ def run_state(page: ControlPage, *, takes_records: bool = False, wants_stacks: b
         takes_records=takes_records,
         wants_stacks=wants_stacks,
     )
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """As the searcher writes these files: the next one must not read a half."""
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(data)
+    partial.replace(path)
 
 
 def _position_after(record: bytes) -> int:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tbactl.cluster.messages import Words
+from tbactl.ipc.control_page import SYNC_EDITS, SYNCED
 
-# Stored together by the searcher, read together by the trainer (`Slot.set_together`).
-SYNC_EDITS = "sync_edits"
-SYNCED = ("loaded_version", "fingerprint", "f_sync_seconds", "f_logprob_difference")
 # They say what the trainer can read. On the node they run ahead of the records that are still on their way.
 DELIVERED = ("stream_position", "num_groups_written")
 # Of the process that the supervisor started, which is the bridge; when it is done is its own to say.

@@ -13,11 +13,12 @@ from pathlib import Path
 from tbactl import __version__
 from tbactl.clock import SystemClock
 from tbactl.cluster.messages import Order, Report, Request
-from tbactl.cluster.mirror import SYNC_EDITS, SYNCED, moved
+from tbactl.cluster.mirror import moved
 from tbactl.cluster.policy_files import PolicyFiles
 from tbactl.config.layout import SHM_ROOT, ProcessConfig
 from tbactl.config.sections import RunConfig
 from tbactl.errors import ChildFailedError, ConfigError
+from tbactl.ipc.control_page import SYNC_EDITS, SYNCED
 from tbactl.ipc.ring import RingReader
 from tbactl.supervision.placement import Place, child_environment
 from tbactl.supervision.process import ChildProcess, ProcessSpec

@@ -117,10 +117,13 @@ TRAINER_WORDS = _words(
     ),  # trajectories in the buffer i versions old; last: older
     *(f"reward_bin_{i}" for i in range(NUM_REWARD_BINS)),
 )
+# Of the weights that a searcher has loaded last: stored together, read together (`Slot.set_together`).
+SYNC_EDITS = "sync_edits"
+SYNCED = ("loaded_version", "fingerprint", "f_sync_seconds", "f_logprob_difference")
 SEARCHER_WORDS = _words(
     *COMMON,
     "attempt",
-    "sync_edits",  # odd while the words of a sync are being written
+    SYNC_EDITS,  # odd while the words of a sync are being written
     "loaded_version",
     "fingerprint",  # first 8 bytes of the fingerprint of the loaded weights
     "evaluated_version_plus_1",  # 0: none yet

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from tbactl.clock import Clock
-from tbactl.ipc.control_page import AlarmKind, Slot
+from tbactl.ipc.control_page import SYNC_EDITS, AlarmKind, Slot
 from tbactl.types import Completion
 from tbactl.weight_sync.subscriber import SyncReport
 
@@ -61,7 +61,7 @@ class Status:
     def note_sync(self, report: SyncReport) -> None:
         """New weights are in the engine."""
         self._slot.set_together(
-            "sync_edits",
+            SYNC_EDITS,
             fingerprint=int(report.fingerprint[:16], 16),
             f_sync_seconds=report.seconds,
             f_logprob_difference=report.max_logprob_difference,

@@ -10,7 +10,7 @@ from tbactl.checkpoints.trainer_state import TrainerState
 from tbactl.clock import Clock
 from tbactl.config.sections import SyncSection
 from tbactl.errors import ChildFailedError
-from tbactl.ipc.control_page import ControlPage, ProcessState
+from tbactl.ipc.control_page import SYNC_EDITS, SYNCED, ControlPage, ProcessState
 from tbactl.protocols import Learner, ProbeBatch
 from tbactl.replay.buffer import ReplayBuffer
 from tbactl.weight_sync.publisher import publish
@@ -139,7 +139,7 @@ class Syncing:
         """Each searcher's newest weights, once."""
         limit = self._section.max_logprob_difference
         for index, slot in enumerate(self._searchers):
-            words = slot.get_together("sync_edits", "loaded_version", "fingerprint", "f_logprob_difference")
+            words = slot.get_together(SYNC_EDITS, *SYNCED)
             if words is None or words["loaded_version"] == self._checked[index]:
                 continue
             version, loaded = int(words["loaded_version"]), int(words["fingerprint"])

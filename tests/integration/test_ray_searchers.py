@@ -104,12 +104,12 @@ def nodes() -> Iterator[Nodes]:
 
 def start(temporary: str) -> Nodes:
     """Ray gives its servers 30 s to come up, which is not always enough on a busy machine."""
-    for _ in range(3):
+    for _ in range(2):
         try:
             return Nodes(temporary)
         except AssertionError as error:
             print(error)
-    pytest.skip("Ray's own servers have not come up in three attempts")
+    return Nodes(temporary)
 
 
 def run_of(tmp_path: Path, *, nodes: Nodes | None, **changes: Any):

@@ -10,11 +10,10 @@ from typing import Any
 from tbactl.clock import FakeClock
 from tbactl.cluster.bridge import Bridge
 from tbactl.cluster.messages import Report, Request, Words
-from tbactl.cluster.mirror import SYNCED
 from tbactl.config.layout import ProcessConfig
 from tbactl.config.sections import RunConfig
 from tbactl.ipc.codec import decode, encode
-from tbactl.ipc.control_page import ControlPage, ProcessState
+from tbactl.ipc.control_page import SYNCED, ControlPage, ProcessState
 from tbactl.ipc.ring import RingReader, RingWriter
 from tbactl.supervision.shared_memory import SharedMemory, shared_memory_layout
 from tbactl.types import Completion, Trajectory, TrajectoryGroup
