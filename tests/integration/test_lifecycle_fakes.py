@@ -11,16 +11,12 @@ import pytest
 
 from tbactl.config.layout import RunLayout
 from tbactl.dashboard.state import PageSnapshot
-from tests.support.supervised_run import SupervisedRun, supervised_run
+from tests.support.supervised_run import FAKE_SEARCHERS, SupervisedRun, supervised_run
 
 # Slow enough to be disturbed, fast enough for a test: 12 steps of 0.2 s.
 SECTIONS: dict[str, Any] = {
     "policy": {"path": "fake"},
-    "searchers": {
-        "num_searchers": 2, "engine": "fake", "engine_options": {"step_seconds": 0.002}, "num_completions": 4,
-        "max_prompt_tokens": 32, "max_new_tokens": 8, "max_concurrent_groups": 4, "ring_capacity_bytes": 2**20,
-        "temperature": 1.0,
-    },
+    "searchers": FAKE_SEARCHERS,
     "trainer": {
         "kind": "fake", "max_steps": 12, "prompts_per_step": 4, "completions_per_prompt": 4,
         "options": {"step_seconds": 0.2},

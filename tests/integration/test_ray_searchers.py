@@ -22,7 +22,7 @@ from tbactl.ipc.control_page import ProcessState
 from tbactl.supervision.identity import processes_with
 from tbactl.supervision.placement import RUN_VARIABLE
 from tests.support.bridges import SEARCHERS, Desk
-from tests.support.supervised_run import SupervisedRun, supervised_run
+from tests.support.supervised_run import FAKE_SEARCHERS, SupervisedRun, supervised_run
 
 SCRIPT = Path(__file__).parents[1] / "support" / "ray_nodes.py"
 ADDRESS = re.compile(r"address (\S+)")
@@ -30,11 +30,7 @@ PLACED = re.compile(r"placed on node (\w+)")
 
 SECTIONS: dict[str, Any] = {
     "policy": {"path": "fake"},
-    "searchers": {
-        "num_searchers": 2, "engine": "fake", "engine_options": {"step_seconds": 0.002}, "num_completions": 4,
-        "max_prompt_tokens": 32, "max_new_tokens": 8, "max_concurrent_groups": 4, "ring_capacity_bytes": 2**20,
-        "temperature": 1.0,
-    },
+    "searchers": FAKE_SEARCHERS,
     "trainer": {
         "kind": "fake", "max_steps": 12, "prompts_per_step": 4, "completions_per_prompt": 4,
         "options": {"step_seconds": 0.3},

@@ -22,6 +22,12 @@ from tbactl.supervision.placement import RUN_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("supervise.py")
+# Two real searcher processes with the fake engine.
+FAKE_SEARCHERS: dict[str, Any] = {
+    "num_searchers": 2, "engine": "fake", "engine_options": {"step_seconds": 0.002}, "num_completions": 4,
+    "max_prompt_tokens": 32, "max_new_tokens": 8, "max_concurrent_groups": 4, "ring_capacity_bytes": 2**20,
+    "temperature": 1.0,
+}  # fmt: skip
 
 
 class SupervisedRun:
