@@ -27,8 +27,10 @@ KEPT_WORDS = ("stream_position", "num_completions", "num_failed", "tokens_genera
 # Less free space than this is none: then a log may lack its last lines.
 NO_SPACE_BYTES = 2**16
 
-# For faulthandler to write the stacks of a stalled process into its log before it is killed.
-STACK_DUMP_S = 0.5
+# For faulthandler to write the stacks of a stalled process into its log before it is killed. On a busy machine it may
+# get no core for a while: written are they when the log has grown and grows no longer.
+STACK_DUMP_LIMIT_S = 3.0
+STACK_POLL_S = 0.1
 
 
 @dataclass(slots=True)
@@ -138,12 +140,19 @@ class Fleet:
         One that is stopped has to go on for it. One that does not listen yet is left alone: the signal would end it.
         """
         asked = [child for child in children if self._slot(child.spec).get("pid") == child.pid]
+        before = [child.log_size() for child in asked]
         for child in asked:
             child.signal(signal.SIGUSR1)
             if is_stopped(child.pid):
                 child.signal(signal.SIGCONT)
-        if asked:
-            self._clock.sleep(STACK_DUMP_S)
+        last, until_s = before, self._clock.monotonic_s() + STACK_DUMP_LIMIT_S
+        while asked and self._clock.monotonic_s() < until_s:
+            self._clock.sleep(STACK_POLL_S)
+            now = [child.log_size() for child in asked]
+            looks = zip(asked, before, last, now, strict=True)
+            if all(old < seen == new or child.poll() is not None for child, old, seen, new in looks):
+                return
+            last = now
 
     def signs(self) -> list[Sign]:
         """When each process was last heard of, trainers first. Of one that was ended: what was seen then."""

@@ -95,6 +95,13 @@ class ChildProcess:
         """The last lines this process (not an earlier one with the same log) wrote, safe for a terminal."""
         return log_tail(self.spec.log_path, start=self._log_offset)
 
+    def log_size(self) -> int:
+        """Bytes in its log. 0 where there is none."""
+        try:
+            return self.spec.log_path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
     def _has_ended(self) -> bool:
         # WNOWAIT leaves it a zombie: its pid, also its group's id, cannot be reused before the group is killed.
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

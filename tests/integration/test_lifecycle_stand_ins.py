@@ -102,7 +102,7 @@ def test_killed_trainer_is_named_with_its_signal(tmp_path: Path):
         (failing,) = run.events("run_failing")
         assert [sign["is_alive"] for sign in failing["details"]["processes"]] == [False, True, True]
         assert [ring["num_written"] for ring in failing["details"]["rings"]] == [0, 0]
-        assert "in turn" in (run.layout.logs / "latest" / "searcher-1.log").read_text()
+        assert "in search" in (run.layout.logs / "latest" / "searcher-1.log").read_text()
         run.assert_nothing_left()
 
 
@@ -166,7 +166,7 @@ def test_stopped_trainer_misses_its_heartbeat_and_ends_the_run(tmp_path: Path):
         assert "trainer-0" in run.text and "no heartbeat for" in run.text
         sign = run.events("run_failing")[0]["details"]["processes"][0]
         assert sign["heartbeat_s"] > 1.0, "as it was before it was made to go on"
-        assert "in turn" in run.text, "it has to write its stack although it was stopped"
+        assert "in train" in run.text, "it has to write its stack although it was stopped"
         run.assert_nothing_left()
 
 
