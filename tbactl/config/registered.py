@@ -17,6 +17,7 @@ from tbactl.config.tasks import POLICY_PREFIX, build_task, shipped_policy
 from tbactl.config.toml_lines import KeyPath
 from tbactl.errors import ConfigError, TaskError, TbactlError
 from tbactl.policies.packaged import PACKAGE_PREFIX, check_packaged_policy
+from tbactl.policies.packaged_encoder import packaged_encoder
 
 # Setting -> group of the registry its value must be in. An evaluation has `engine` at the top.
 NAMED: tuple[tuple[KeyPath, str], ...] = (
@@ -54,7 +55,7 @@ def registered_problems(
     if "objective" in sections:
         yield from _objective_problems(settings)
     if "replay" in sections:
-        yield from _directory_problems(("replay", "embedder"), settings)
+        yield from _encoder_problems(("replay", "embedder"), settings)
 
 
 def _task_problems(name: str, options: Any) -> Iterator[Problem]:
@@ -105,10 +106,17 @@ def _policy_problems(task: str, policy: Any) -> Iterator[Problem]:
         yield from _no_directory(path, policy)
 
 
-def _directory_problems(path: KeyPath, settings: Settings) -> Iterator[Problem]:
+def _encoder_problems(path: KeyPath, settings: Settings) -> Iterator[Problem]:
     source = settings.get(path)
-    if isinstance(source, str):
+    if not isinstance(source, str):
+        return
+    if not source.startswith(PACKAGE_PREFIX):
         yield from _no_directory(path, source)
+        return
+    try:
+        packaged_encoder(source)
+    except ConfigError as error:
+        yield from (Problem(path, f"{dotted(path)}: {sentence}") for sentence in error.problems)
 
 
 def _no_directory(path: KeyPath, source: str) -> Iterator[Problem]:

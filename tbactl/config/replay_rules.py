@@ -109,7 +109,7 @@ def near_duplicates_can_be_found(config: RunConfig) -> Iterator[Problem]:
         yield setting_problem(
             config,
             "replay.near_duplicates",
-            "needs replay.embedder: the hub name or directory of a sentence encoder.",
+            "needs replay.embedder: a sentence encoder's hub name or directory, or package:all-minilm-l6-v2.",
         )
     if replay.near_duplicates == "edit-distance" and not 0.0 < replay.near_duplicate_tolerance < 1.0:
         yield setting_problem(

