@@ -18,7 +18,7 @@ from tbactl.supervision.placement import RUN_VARIABLE
 
 POLL_S = 0.01
 # Children of a killed supervisor end with it, and those killed here; the kernel takes a moment to make them disappear.
-VANISH_S = 10.0
+VANISH_S = 30.0
 
 
 class Attempt:
@@ -84,7 +84,7 @@ class Attempt:
     ) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        self._popen.wait(timeout=10.0)
+        self._popen.wait(timeout=60.0)
         for pid in self._children():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -16,7 +16,8 @@ from tbactl.chaos.books import RingGauge, balance
 from tbactl.chaos.expectation import FINISHED, KILLED, Expected, expected
 from tbactl.chaos.faults import Fault
 from tbactl.chaos.observer import Observer
-from tbactl.chaos.settings import NUM_STEPS, CaseLayout, case_config
+from tbactl.chaos.phase import may_drain
+from tbactl.chaos.settings import HEARTBEAT_S, NUM_STEPS, CaseLayout, case_config
 from tbactl.chaos.small_disk import BALLAST, empty, fill, small_disk
 from tbactl.chaos.strikes import strike
 from tbactl.chaos.verdict import Verdict
@@ -39,11 +40,12 @@ class Case:
         may_mount: small file systems can be mounted, and really filled.
         cancelled: set when the campaign is given up.
         keeps: keep the directory of a case that went right, too.
+        heartbeat_s: limit by which a stopped process is noticed.
     """
 
     def __init__(
         self, fault: Fault, *, directory: Path, shm_root: Path, bound_s: float, may_mount: bool,
-        cancelled: threading.Event, keeps: bool = False,
+        cancelled: threading.Event, keeps: bool = False, heartbeat_s: float = HEARTBEAT_S,
     ) -> None:  # fmt: skip
         self._fault = fault
         self._expected: Expected = expected(fault)
@@ -53,6 +55,7 @@ class Case:
         self._may_mount = may_mount
         self._cancelled = cancelled
         self._keeps = keeps
+        self._heartbeat_s = heartbeat_s
         self._verdict = Verdict(fault=fault)
         self._struck_s: float | None = None
         # At the strike: optimizer steps done, and the target's process.
@@ -84,7 +87,8 @@ class Case:
         self._layout.runs.mkdir(parents=True)
         self._shm_root.mkdir(mode=0o700)
         self._layout.fault.write_bytes(msgspec.json.encode(self._fault))
-        self._layout.config.write_text(case_config(self._fault, layout=self._layout).model_dump_json())
+        config = case_config(self._fault, layout=self._layout, heartbeat_s=self._heartbeat_s)
+        self._layout.config.write_text(config.model_dump_json())
 
     def _small_disk(self) -> Path | None:
         if not self._may_mount:
@@ -143,7 +147,7 @@ class Case:
         while attempt.exit_code is None and not self._is_over(attempt):
             attempt.look()
             observer = attempt.observer
-            if self._fault.phase == "draining" and not is_asked and observer.may_drain(self._fault):
+            if self._fault.phase == "draining" and not is_asked and may_drain(self._fault, version=observer.version):
                 attempt.interrupt()
                 is_asked = True
             if self._struck_s is None and not is_done and observer.is_in(self._fault):
@@ -153,6 +157,7 @@ class Case:
                     self._layout.armed.touch()
                 elif strike(self._fault, observer=observer, supervisor=attempt.pid, full=full):
                     self._struck_s = time.monotonic()
+                self._layout.seen.touch()
             if self._struck_s is None and self._layout.struck.exists():
                 self._struck_s = float(self._layout.struck.read_text(encoding="ascii"))
             elif full is not None and self._struck_s is not None:

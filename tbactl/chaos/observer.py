@@ -11,12 +11,13 @@ from typing import Any
 from tbactl.chaos.books import RingGauge
 from tbactl.chaos.expectation import Expected
 from tbactl.chaos.faults import NUM_SEARCHERS, Fault
-from tbactl.chaos.settings import CHECKPOINT_PERIOD, NUM_STEPS
+from tbactl.chaos.phase import is_in_phase, slot_of
+from tbactl.chaos.settings import NUM_STEPS
 from tbactl.config.layout import RunLayout, ShmLayout
 from tbactl.config.run_record import read_run_record
 from tbactl.dashboard.tail import JsonlTail
 from tbactl.errors import TbactlError
-from tbactl.ipc.control_page import ControlPage, ProcessState, RunState, TrainerPhase
+from tbactl.ipc.control_page import ControlPage, ProcessState
 
 DEATHS = ("child_died", "child_stalled", "child_terminated", "child_killed", "run_ended")
 
@@ -63,33 +64,12 @@ class Observer:
         """Whether the run is where the fault is to strike."""
         if self.page is None or (fault.role != "supervisor" and self.pid(fault.target) is None):
             return False
-        trainer, supervisor = self.page.trainer(), self.page.supervisor
-        run_state, phase = supervisor.get("run_state"), trainer.get("phase")
-        is_running, version = run_state == RunState.RUNNING, trainer.get("policy_version")
-        match fault.phase:
-            case "loading":
-                is_loading = self.state_of("trainer-0" if fault.role == "supervisor" else fault.target)
-                return is_loading == ProcessState.LOADING
-            case "filling":
-                return is_running and phase == TrainerPhase.FILLING
-            case "running":
-                is_busy = phase in (TrainerPhase.TRAINING, TrainerPhase.WAITING)
-                return is_running and is_busy and version >= fault.at_step
-            case "syncing":
-                return is_running and phase == TrainerPhase.SYNCING and version >= fault.at_step
-            case "checkpointing":
-                return is_running and phase == TrainerPhase.CHECKPOINTING and version >= fault.at_step
-            case "draining":
-                return run_state == RunState.DRAINING
-
-    def may_drain(self, fault: Fault) -> bool:
-        """Whether it is time to ask the run to end."""
-        # Not right after a checkpoint: there would be nothing to save.
-        return self.version >= fault.at_step and self.version % CHECKPOINT_PERIOD == 1
+        return is_in_phase(self.page, fault)
 
     def state_of(self, process: str) -> int:
         """ProcessState of a child."""
-        return self._slot(process).get("state")
+        assert self.page is not None
+        return slot_of(self.page, process).get("state")
 
     def noticed(self, fault: Fault, expectation: Expected, *, struck_s: float) -> bool:
         """Whether the run shows that it has noticed the fault."""
@@ -127,11 +107,6 @@ class Observer:
         """Of the run directory."""
         assert self.root is not None
         return RunLayout(self.root)
-
-    def _slot(self, process: str) -> Any:
-        assert self.page is not None
-        role, _, index = process.partition("-")
-        return self.page.trainer(int(index)) if role == "trainer" else self.page.searcher(int(index))
 
     def _attach(self) -> None:
         latest = self._runs / "latest"

@@ -13,8 +13,12 @@ NUM_STEPS = 12
 CHECKPOINT_PERIOD = 3
 RING_BYTES = 65_536
 HEARTBEAT_S = 1.5
-# So long that a look from outside falls into each phase.
+# So long that a look from outside usually falls into each phase.
 START_S, SYNC_S, SAVE_S = 0.3, 0.15, 0.3
+# How long the phase in which the fault is to strike waits for that look.
+HOLD_S = 8.0
+# Only a process that is stopped is noticed by its heartbeat, and one that is slow must not be.
+BY_HEARTBEAT = ("stop", "slow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,11 @@ class CaseLayout:
         return self.root / "struck"
 
     @property
+    def seen(self) -> Path:
+        """There when the phase of the fault was seen from outside: what is held in it may go on."""
+        return self.root / "seen"
+
+    @property
     def output(self) -> Path:
         """What the supervisor printed."""
         return self.root / "output.txt"
@@ -56,9 +65,10 @@ class CaseLayout:
         return self.root / f"trace-{process}.txt"
 
 
-def case_config(fault: Fault, *, layout: CaseLayout) -> RunConfig:
+def case_config(fault: Fault, *, layout: CaseLayout, heartbeat_s: float = HEARTBEAT_S) -> RunConfig:
     """The settings of a case's run."""
     is_stuck = fault.kind == "stuck-reward"
+    is_stopped_at_the_end = (fault.kind, fault.phase) == ("stop", "draining")
     values: dict[str, Any] = {
         "name": "chaos",
         "seed": fault.seed,
@@ -91,11 +101,11 @@ def case_config(fault: Fault, *, layout: CaseLayout) -> RunConfig:
         "logging": {"tensorboard": False},
         "supervision": {
             "start_timeout_s": 60.0,
-            "heartbeat_timeout_s": HEARTBEAT_S,
+            "heartbeat_timeout_s": heartbeat_s if fault.kind in BY_HEARTBEAT else 30.0,
             "progress_timeout_s": 1.5 if is_stuck else 10.0,
             "acknowledge_timeout_s": 10.0,
             # A process that is stopped while the run drains is to be noticed by its heartbeat, not by the end.
-            "stop_grace_s": 8.0 if (fault.kind, fault.phase) == ("stop", "draining") else 3.8,
+            "stop_grace_s": heartbeat_s + 6.5 if is_stopped_at_the_end else 30.0,
             "restart_backoff_s": 0.05,
         },
     }

@@ -17,7 +17,7 @@ from tbactl.chaos.small_disk import fill
 # Stopped for three quarters of the time, never as long as a heartbeat may be late.
 SLOW_STOPPED_S, SLOW_RUNNING_S, SLOW_ROUNDS = 0.15, 0.05, 8
 # For two unread records to gather while their reader is stopped.
-GATHER_S = 1.0
+GATHER_S = 5.0
 
 
 def strike(fault: Fault, *, observer: Observer, supervisor: int, full: Path | None) -> bool:

@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from tbactl.config.layout import SHM_PREFIX, SHM_ROOT, ShmLayout
-from tbactl.supervision.identity import processes_with
+from tbactl.supervision.identity import processes_with, start_ticks
 from tbactl.supervision.placement import RUN_VARIABLE
 
 # A directory without an owner file is being made by somebody right now, unless it is older than this.
 UNOWNED_GRACE_S = 60.0
+# A killed process is gone when it next gets a core; one that the kernel cannot end is not waited for any longer.
+VANISH_S, VANISH_POLL_S = 10.0, 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ def reclaim(root: Path = SHM_ROOT) -> list[StaleSegments]:
 
 
 def end_processes_of(shm_directory: Path) -> list[int]:
-    """SIGKILL every process that was started for a run and still lives; returns their pids.
+    """SIGKILL every process that was started for a run and still lives, and see them gone; returns their pids.
 
     Children end with their supervisor by themselves. What a task's reward or an engine starts in a session of its own
     may not; all of them carry the run's name in their environment.
@@ -61,6 +63,9 @@ def end_processes_of(shm_directory: Path) -> list[int]:
     for pid in ended:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    until_s = time.monotonic() + VANISH_S
+    while any(start_ticks(pid) is not None for pid in ended) and time.monotonic() < until_s:
+        time.sleep(VANISH_POLL_S)
     return ended
 
 

@@ -15,6 +15,8 @@ from pydantic import Field
 
 from tbactl.config.sections import Section
 
+HANG_POLL_S = 0.05
+
 Place = Literal["start", "step", "load_policy", "update", "save"]
 
 
@@ -22,13 +24,15 @@ class Fault(Section):
     """One failure."""
 
     kind: Literal["raise", "exit", "kill", "stop", "hang"]
-    """An exception; an exit code without one; SIGKILL or SIGSTOP to itself; an endless wait."""
+    """An exception; an exit code without one; SIGKILL or SIGSTOP to itself; a wait."""
     where: Place = "step"
     """In which call: `start` is the constructor."""
     after: Annotated[int, Field(ge=0)] = 0
     """Calls of that kind that go well before."""
     exit_code: int = 1
     """For `exit`."""
+    until_file: Path | None = None
+    """For `hang`: it ends when this file is there."""
     once_file: Path | None = None
     """Made when the fault strikes; while it exists, in whatever process, the fault does not strike again."""
 
@@ -75,5 +79,5 @@ def _strike(fault: Fault) -> None:
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "hang":
-            while True:
-                time.sleep(1.0)
+            while fault.until_file is None or not fault.until_file.exists():
+                time.sleep(HANG_POLL_S)

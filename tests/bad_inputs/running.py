@@ -91,7 +91,7 @@ class Bench:
         """End the zygote."""
         assert self._zygote.stdin and self._zygote.stdout
         self._zygote.stdin.close()
-        self._zygote.wait(timeout=30)
+        self._zygote.wait(timeout=120)
         self._zygote.stdout.close()
 
     def try_case(self, case: Case) -> Outcome:

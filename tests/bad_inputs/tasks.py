@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.bad_inputs.bad_tasks import install_rival
 from tests.bad_inputs.case import CHILD, CONFIG, TASK, Case, case
 
-SOON = "--set supervision.progress_timeout_s=3"
+SOON = "--set supervision.progress_timeout_s=5"
 ONCE = "--set supervision.max_restarts=0"
 ROW = '{"completion": "1", "gold": "1"}\n'
 

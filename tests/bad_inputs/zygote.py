@@ -26,7 +26,7 @@ from tbactl.cli.commands import eval as eval_command
 from tbactl.cli.commands import reward as reward_command
 from tbactl.cli.commands import sft as sft_command
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 200.0
 HANGS = 124
 # What every heavy child imports.
 PRELOADED = (

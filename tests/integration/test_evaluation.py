@@ -11,7 +11,7 @@ import pytest
 from tbactl.config.evaluation import EvaluationConfig
 from tbactl.config.sections import TaskSection
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 LIMIT = 24
 
@@ -28,7 +28,7 @@ def evaluate(tmp_path, **settings):
     path = tmp_path / "evaluation.json"
     path.write_text(config.model_dump_json())
     command = [sys.executable, "-m", "tbactl.evaluation", "--config", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 

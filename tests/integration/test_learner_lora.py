@@ -31,7 +31,7 @@ from tests.support.scripted_run import SYNC_MODE, ScriptedRun
 from tests.support.tiny_policy import make_tiny_policy
 from tests.support.trainer_groups import make_config, make_groups
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("process_group")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("process_group")]
 
 BETA = 0.1
 TEMPERATURE = 0.7
@@ -434,7 +434,7 @@ def test_vllm_computes_what_the_trainer_has_learned(new_learner, tmp_path, serva
         [sys.executable, "-m", "tests.support.lora_sync_process", "vllm", str(servable_policy), *folders],
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=800,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -480,7 +480,7 @@ def test_two_ranks_under_zero_3_do_the_same_steps_as_one(new_learner, policy, tm
             )
         )
     for process in processes:
-        output, _ = process.communicate(timeout=200)
+        output, _ = process.communicate(timeout=800)
         assert process.returncode == 0, output[-3000:]
     result = json.loads((tmp_path / "result.json").read_text())
     weights = load_file(tmp_path / "export" / "model.safetensors")

@@ -8,21 +8,34 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from tbactl.chaos.small_disk import fill, small_disk
+from tbactl.dashboard.state import PageSnapshot
 from tbactl.errors import ConfigError
+from tbactl.ipc.control_page import ProcessState
 from tbactl.supervision import supervisor
 from tbactl.supervision.identity import processes_with
 from tbactl.supervision.placement import RUN_VARIABLE
+from tbactl.supervision.shutdown import TERMINATE_S
+from tbactl.supervision.signals import DEBOUNCE_S
 from tbactl.supervision.stop import request_stop
 from tests.support.supervise import stand_in_argv
-from tests.support.supervised_run import stand_in_config, supervised_run
+from tests.support.supervised_run import END_S, stand_in_config, supervised_run
 
 FOREVER = {"max_steps": 10_000_000}
-FAST_BEATS = {"heartbeat_timeout_s": 1.0, "restart_backoff_s": 0.1, "stop_grace_s": 3.0}
+# It is not over before the test says so: until then nothing depends on who is how fast.
+HELD = {"options": {"hold_at": 20}}
+# Longer than a process that is well may get no core for.
+LIMIT_S = 5.0
+STUBBORN = {"ignore_stop": True, "ignore_sigterm": True}
+
+
+def names(events: Iterable[dict]) -> set[str]:
+    return {event["process"] for event in events}
 
 
 def test_run_finishes_by_itself_and_leaves_files_but_nothing_else(tmp_path: Path):
@@ -52,18 +65,15 @@ def test_segments_and_files_are_private_to_the_user_while_the_run_lives(tmp_path
 
 @pytest.mark.fault("I-01")
 def test_killed_searcher_is_noticed_within_two_seconds_and_restarted_and_the_run_completes(tmp_path: Path):
-    with supervised_run(tmp_path, trainer={"options": {"step_seconds": 0.05}}) as run:
+    with supervised_run(tmp_path, trainer=HELD) as run:
         run.wait_until_training()
-        victim = run.pid("searcher-1")
-        os.kill(victim, signal.SIGKILL)
-        killed_s = time.monotonic()
-        event = run.wait_for_event("child_died", pid=victim)
-        assert time.monotonic() - killed_s < 2.0
-        assert event["process"] == "searcher-1" and event["details"]["how"] == "killed by SIGKILL"
         slot = run.page().searcher(1)
-        num_before = slot.get("num_completions")
+        num_before = run.wait_for(lambda: slot.get("num_completions"))
+        event = run.kill_and_see("searcher-1")
+        assert event["process"] == "searcher-1" and event["details"]["how"] == "killed by SIGKILL"
         run.wait_for_event("child_started", attempt=2)
         assert slot.get("attempt") == 2 and slot.get("num_completions") >= num_before > 0
+        run.go_on()
         assert run.wait() == 0
         assert run.record.outcome == "finished"
         run.assert_nothing_left()
@@ -97,10 +107,12 @@ def test_killed_trainer_is_named_with_its_signal(tmp_path: Path):
         os.kill(run.pid("trainer-0"), signal.SIGKILL)
         assert run.wait() == 5
         assert "killed by SIGKILL" in run.text
-        assert re.search(r"trainer-0 \(pid \d+\): RUNNING, has ended, last heartbeat [0-2]\.\d s ago", run.text)
+        assert re.search(r"trainer-0 \(pid \d+\): RUNNING, has ended, last heartbeat \d+\.\d s ago", run.text)
         assert re.search(r"searcher-1 \(pid \d+\): RUNNING, last heartbeat", run.text) and "ring-1: 0% full" in run.text
         (failing,) = run.events("run_failing")
-        assert [sign["is_alive"] for sign in failing["details"]["processes"]] == [False, True, True]
+        signs = failing["details"]["processes"]
+        assert [sign["is_alive"] for sign in signs] == [False, True, True]
+        assert all(0.0 <= sign["heartbeat_s"] < time.monotonic() - run.started_s for sign in signs)
         assert [ring["num_written"] for ring in failing["details"]["rings"]] == [0, 0]
         assert "in search" in (run.layout.logs / "latest" / "searcher-1.log").read_text()
         run.assert_nothing_left()
@@ -109,7 +121,7 @@ def test_killed_trainer_is_named_with_its_signal(tmp_path: Path):
 @pytest.mark.slow
 def test_trainer_that_has_failed_but_cannot_leave_ends_the_run(tmp_path: Path):
     with supervised_run(tmp_path, trainer={"options": {"fail_after": 5}}) as run:
-        assert run.wait(timeout_s=30.0) == 5
+        assert run.wait() == 5
         assert "error: trainer-0 (pid " in run.text and "it has said FAILED" in run.text
         run.assert_nothing_left()
 
@@ -141,59 +153,75 @@ def test_child_that_never_gets_ready_is_ended_at_the_start_limit(tmp_path: Path)
         tmp_path, searchers={"engine_options": {"load_seconds": 60, "only": 0}}, supervision=supervision
     ) as run:
         assert run.wait() == 5
-        assert "searcher-0" in run.text and "not ready after 1 s" in run.text
+        (died,) = run.events("child_died")
+        assert died["details"]["how"].startswith("ended by the supervisor: not ready after ")
+        assert f"error: {died['process']} (pid " in run.text and "(supervision.start_timeout_s = 1)" in run.text
+        # On a busy machine another one may not be ready either.
+        signs = {sign["process"]: sign["state"] for sign in run.events("run_failing")[0]["details"]["processes"]}
+        late = {name for name, state in signs.items() if state in ("SPAWNED", "LOADING")}
+        assert {"searcher-0", died["process"]} <= late
         run.assert_nothing_left()
 
 
+@pytest.mark.slow
 @pytest.mark.fault("I-16")
 def test_stopped_searcher_misses_its_heartbeat_and_is_replaced(tmp_path: Path):
-    with supervised_run(tmp_path, trainer={"options": {"step_seconds": 0.05}}, supervision=FAST_BEATS) as run:
+    with supervised_run(tmp_path, trainer=HELD, supervision={"heartbeat_timeout_s": LIMIT_S}) as run:
         run.wait_until_training()
         victim = run.pid("searcher-0")
         os.kill(victim, signal.SIGSTOP)
         event = run.wait_for_event("child_stalled", pid=victim)
         assert "no heartbeat for" in event["details"]["reason"]
+        run.wait_for_event("child_started", attempt=2)
+        run.go_on()
         assert run.wait() == 0
         run.assert_nothing_left()
 
 
+@pytest.mark.slow
 @pytest.mark.fault("I-16")
 def test_stopped_trainer_misses_its_heartbeat_and_ends_the_run(tmp_path: Path):
-    with supervised_run(tmp_path, trainer=FOREVER, supervision=FAST_BEATS) as run:
+    with supervised_run(tmp_path, trainer=FOREVER, supervision={"heartbeat_timeout_s": LIMIT_S}) as run:
         run.wait_until_training()
         os.kill(run.pid("trainer-0"), signal.SIGSTOP)
         assert run.wait() == 5
         assert "trainer-0" in run.text and "no heartbeat for" in run.text
         sign = run.events("run_failing")[0]["details"]["processes"][0]
-        assert sign["heartbeat_s"] > 1.0, "as it was before it was made to go on"
+        assert sign["heartbeat_s"] > LIMIT_S, "as it was before it was made to go on"
         assert "in train" in run.text, "it has to write its stack although it was stopped"
         run.assert_nothing_left()
 
 
+@pytest.mark.slow
 @pytest.mark.fault("I-11", "I-16")
 def test_searcher_whose_loop_hangs_leaves_its_stacks_in_its_log_and_is_replaced(tmp_path: Path):
     options = {"hang_after": 10, "once": True, "only": 0}
     with supervised_run(
         tmp_path,
-        trainer={"options": {"step_seconds": 0.05}},
+        trainer=HELD,
         searchers={"engine_options": options},
-        supervision={"progress_timeout_s": 1.0},
+        supervision={"progress_timeout_s": LIMIT_S},
     ) as run:
+        run.wait_for_event("child_started", attempt=2)
+        run.go_on()
         assert run.wait() == 0
         assert "main loop has not moved" in run.events("child_stalled")[0]["details"]["reason"]
         assert "in turn" in (run.layout.logs / "latest" / "searcher-0.log").read_text()
         run.assert_nothing_left()
 
 
+@pytest.mark.slow
 @pytest.mark.fault("I-02")
 def test_searcher_that_never_loads_new_weights_is_replaced(tmp_path: Path):
     options = {"never_load": True, "once": True, "only": 1}
     with supervised_run(
         tmp_path,
-        trainer={"options": {"step_seconds": 0.1}},
+        trainer=HELD,
         searchers={"engine_options": options},
-        supervision={"acknowledge_timeout_s": 1.0},
+        supervision={"acknowledge_timeout_s": LIMIT_S},
     ) as run:
+        run.wait_for_event("child_started", attempt=2)
+        run.go_on()
         assert run.wait() == 0
         (event,) = run.events("child_stalled")
         assert event["process"] == "searcher-1" and "has not loaded policy version" in event["details"]["reason"]
@@ -221,7 +249,7 @@ def test_interrupt_ends_with_a_checkpoint_and_130_in_time(tmp_path: Path):
         asked_s = time.monotonic()
         run.signal(signal.SIGINT)
         assert run.wait() == 130
-        assert time.monotonic() - asked_s < 5.0
+        assert time.monotonic() - asked_s < 60.0, "stop_grace_s, 120, must not be waited for"
         assert run.record.outcome == "interrupted"
         assert run.layout.latest_checkpoint.resolve().is_dir()
         run.assert_nothing_left()
@@ -249,27 +277,33 @@ def test_trainer_that_fails_to_save_after_an_interrupt_is_not_passed_over(tmp_pa
 
 
 def test_interrupt_while_loading_ends_at_once(tmp_path: Path):
-    with supervised_run(tmp_path, searchers={"engine_options": {"load_seconds": 60}}) as run:
-        run.wait_for(lambda: run.layout.events.exists() and len(run.events("child_started")) == 3)
-        time.sleep(0.5)
+    with supervised_run(tmp_path, searchers={"engine_options": {"load_seconds": 600}}) as run:
+        run.wait_for(lambda: len(run.events("child_started")) == 3)
+        searchers = [run.page().searcher(index) for index in range(2)]
+        run.wait_for(lambda: all(slot.get("state") == ProcessState.LOADING for slot in searchers))
         asked_s = time.monotonic()
         run.signal(signal.SIGINT)
         assert run.wait() == 130
-        assert time.monotonic() - asked_s < 4.0
+        assert time.monotonic() - asked_s < 60.0, "neither the loading, 600 s, nor stop_grace_s, 120, is waited for"
+        assert [event["details"]["state"] for event in run.events("run_state")] == ["STOPPING"]
         run.assert_nothing_left()
 
 
 @pytest.mark.fault("I-09")
 def test_children_that_ignore_everything_are_killed_after_the_grace_time(tmp_path: Path):
-    stubborn = {"ignore_stop": True, "ignore_sigterm": True}
     with supervised_run(
-        tmp_path, trainer={**FOREVER, "options": stubborn}, searchers={"engine_options": stubborn}
-    ) as run:
+        tmp_path, trainer={**FOREVER, "options": STUBBORN}, searchers={"engine_options": STUBBORN},
+        supervision={"stop_grace_s": 3.0},
+    ) as run:  # fmt: skip
         run.wait_until_training()
+        num_turns = run.page().supervisor.get("progress_count")
         asked_s = time.monotonic()
         run.signal(signal.SIGINT)
         assert run.wait() == 130
-        assert 2.5 < time.monotonic() - asked_s < 5.0  # stop_grace_s is 3
+        assert time.monotonic() - asked_s > 2.5
+        # 3 s are 60 turns at most: fewer where the supervisor gets no core, never as many as in the 12 s of a default.
+        num_turns = PageSnapshot.from_json(run.layout.final_page.read_text()).supervisor["progress_count"] - num_turns
+        assert num_turns < 150
         assert len(run.events("child_killed")) == 3
         assert (
             "warning: the trainer was still at work" in run.text and "may end without its last checkpoint" in run.text
@@ -280,34 +314,39 @@ def test_children_that_ignore_everything_are_killed_after_the_grace_time(tmp_pat
 
 @pytest.mark.fault("I-09")
 def test_child_that_is_done_but_slow_to_leave_is_not_waited_for(tmp_path: Path):
-    supervision = {"stop_grace_s": 60.0}
-    with supervised_run(tmp_path, searchers={"engine_options": {"leave_seconds": 60}}, supervision=supervision) as run:
+    supervision = {"stop_grace_s": 600.0}
+    with supervised_run(tmp_path, searchers={"engine_options": {"leave_seconds": 600}}, supervision=supervision) as run:
         run.wait_for_event("run_state", state="STOPPING")
-        assert run.wait(timeout_s=5.0) == 0
-        assert len(run.events("child_terminated")) == 2 and run.events("child_killed") == []
+        assert run.wait() == 0
+        asked_s = {event["process"]: event["elapsed_s"] for event in run.events("child_terminated")}
+        assert {"searcher-0", "searcher-1"} <= asked_s.keys()
+        # None on a quiet machine. One that gets no core cannot follow.
+        killed = run.events("child_killed")
+        assert all(event["elapsed_s"] - asked_s[event["process"]] > TERMINATE_S - 0.1 for event in killed)
         run.assert_nothing_left()
 
 
 @pytest.mark.fault("I-61", "I-62")
 def test_second_interrupt_kills_at_once(tmp_path: Path):
-    stubborn = {"ignore_stop": True, "ignore_sigterm": True}
     with supervised_run(
-        tmp_path, trainer={**FOREVER, "options": stubborn}, searchers={"engine_options": stubborn},
-        supervision={"stop_grace_s": 60.0},
+        tmp_path, trainer={**FOREVER, "options": STUBBORN}, searchers={"engine_options": STUBBORN},
+        supervision={"stop_grace_s": 600.0},
     ) as run:  # fmt: skip
         run.wait_until_training()
         run.signal(signal.SIGINT)
-        time.sleep(0.8)
+        run.wait_for_event("stop_requested")
+        time.sleep(DEBOUNCE_S + 0.1)
         assert run.process.poll() is None
         run.signal(signal.SIGINT)
-        assert run.wait(timeout_s=3.0) == 130
+        assert run.wait() == 130, "stop_grace_s is longer"
+        assert names(run.events("child_killed")) == {"trainer-0", "searcher-0", "searcher-1"}
         run.assert_nothing_left()
 
 
 @pytest.mark.fault("I-09")
 def test_searcher_that_ignores_the_end_of_a_finished_run_does_not_change_its_outcome(tmp_path: Path):
-    stubborn = {"ignore_stop": True, "ignore_sigterm": True}
-    with supervised_run(tmp_path, searchers={"engine_options": stubborn}) as run:
+    supervision = {"stop_grace_s": 3.0}
+    with supervised_run(tmp_path, searchers={"engine_options": STUBBORN}, supervision=supervision) as run:
         assert run.wait() == 0
         assert run.record.outcome == "finished"
         run.assert_nothing_left()
@@ -316,7 +355,7 @@ def test_searcher_that_ignores_the_end_of_a_finished_run_does_not_change_its_out
 def test_stop_request_ends_with_a_checkpoint_and_0(tmp_path: Path):
     with supervised_run(tmp_path, trainer=FOREVER) as run:
         run.wait_until_training()
-        assert request_stop(run.layout.root, timeout_s=10.0) == 0
+        assert request_stop(run.layout.root, timeout_s=END_S) == 0
         assert run.record.outcome == "stopped"
         assert run.wait() == 0
         assert run.layout.latest_checkpoint.resolve().is_dir()
@@ -331,8 +370,8 @@ def test_killed_supervisor_leaves_no_process_and_the_next_start_reclaims_its_seg
         first.wait_until_training()
         directory = first.record.shm_directory
         first.process.kill()
-        first.process.wait(timeout=10)
-        first.wait_for(lambda: not list(processes_with(RUN_VARIABLE, str(directory))), timeout_s=10.0)
+        first.process.wait(timeout=60)
+        first.wait_for(lambda: not list(processes_with(RUN_VARIABLE, str(directory))))
         assert directory.exists()
         with pytest.raises(ConfigError, match="was killed"):
             request_stop(first.layout.root, timeout_s=1.0)
@@ -351,7 +390,7 @@ def test_a_second_run_leaves_a_live_one_alone(tmp_path: Path):
             assert second.wait() == 0
             assert second.events("reclaimed") == []
         assert record.shm_directory.is_dir() and first.process.poll() is None
-        assert request_stop(layout.root, timeout_s=10.0) == 0
+        assert request_stop(layout.root, timeout_s=END_S) == 0
         assert first.wait() == 0
 
 
@@ -366,22 +405,26 @@ def test_process_that_left_its_group_ends_with_the_run(tmp_path: Path):
         try:
             run.signal(signal.SIGINT)
             assert run.wait() == 130
-            assert stray.wait(timeout=5.0) == -signal.SIGKILL
+            assert stray.wait(timeout=60.0) == -signal.SIGKILL
         finally:
             stray.kill()
-            stray.wait(timeout=5.0)
+            stray.wait(timeout=60.0)
 
 
+@pytest.mark.slow
 @pytest.mark.fault("I-16")
 def test_run_that_stands_still_ends_and_says_when_each_process_was_heard_of(tmp_path: Path):
     with supervised_run(
         tmp_path,
         searchers={"engine_options": {"idle_after": 3}},
         trainer={"options": {"idle_after": 3}},
-        supervision={"progress_timeout_s": 1.0},
+        supervision={"progress_timeout_s": LIMIT_S},
     ) as run:
         assert run.wait() == 5
-        assert "the run stands still" in run.text and "searcher-1 (pid " in run.text and "last heartbeat 0." in run.text
+        assert "the run stands still" in run.text
+        assert re.search(r"searcher-1 \(pid \d+\): RUNNING, last heartbeat \d", run.text)
+        signs = run.events("run_failing")[0]["details"]["processes"]
+        assert all(sign["is_alive"] and sign["heartbeat_s"] < LIMIT_S for sign in signs), "each of them is well"
         run.assert_nothing_left()
 
 
@@ -416,7 +459,7 @@ def test_missing_final_evaluation_is_said_and_does_not_fail_the_run(tmp_path: Pa
 
 
 def test_resumed_run_continues_in_the_same_directory_with_its_own_logs(tmp_path: Path):
-    with supervised_run(tmp_path, trainer={"options": {"step_seconds": 0.05}}) as first:
+    with supervised_run(tmp_path, trainer=HELD) as first:
         first.wait_until_training()
         first.signal(signal.SIGINT)
         assert first.wait() == 130

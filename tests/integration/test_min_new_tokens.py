@@ -18,7 +18,7 @@ from tests.support.min_new_tokens_process import TEMPERATURE
 from tests.support.tiny_policy import make_tiny_policy
 from tests.support.trainer_groups import make_config, make_group
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 MINIMUM = 5
 BETA, EXPONENT = 0.2, 0.6
@@ -54,7 +54,7 @@ def scorer_of(directory, *, minimum):
 @pytest.mark.parametrize("engine", ["vllm", "transformers"])
 def test_engines_logprobs_are_the_trainers(engine, policy):
     command = [sys.executable, "-m", "tests.support.min_new_tokens_process", engine, str(policy), str(MINIMUM)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
     sampled = json.loads(done.stdout.splitlines()[-1])
     groups = [score_only_group(prompt, [completion]) for prompt, completion, _, _ in sampled]

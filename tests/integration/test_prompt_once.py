@@ -306,6 +306,7 @@ def test_learner_model_with_a_window_warns_once_and_says_what_it_costs(directory
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("zero_stage", "settings"),
     [

@@ -72,10 +72,10 @@ class Nodes:
 
     def close(self) -> None:
         try:
-            self._process.communicate(timeout=30)
+            self._process.communicate(timeout=120)
         except subprocess.TimeoutExpired:  # Ray's processes notice that their parent has gone
             self._process.kill()
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=60)
 
     def _read(self, pattern: re.Pattern[str]) -> re.Match[str]:
         assert self._process.stdout is not None
@@ -108,6 +108,12 @@ def start(temporary: str) -> Nodes:
     return Nodes(temporary)
 
 
+def held_by(file: Path) -> dict[str, Any]:
+    """A trainer that waits for a file after five steps: the run is not over before it was disturbed."""
+    fault = {"kind": "hang", "where": "update", "after": 5, "until_file": str(file)}
+    return {"options": {"step_seconds": 0.3, "faults": [fault]}}
+
+
 def run_of(tmp_path: Path, *, nodes: Nodes | None, **changes: Any):
     tmp_path.mkdir(exist_ok=True)
     sections = {
@@ -129,19 +135,23 @@ def segments_of(run: SupervisedRun) -> list[Path]:
 
 
 def wait_until_training(run: SupervisedRun) -> None:
-    run.wait_for_event("run_state", state="RUNNING", timeout_s=120)
-    run.wait_for(lambda: run.page().trainer().get("policy_version") > 2, timeout_s=30)
+    run.wait_for_event("run_state", state="RUNNING")
+    run.wait_for(lambda: run.page().trainer().get("policy_version") > 2)
 
 
 def test_run_whose_node_is_killed_ends_with_the_bits_of_an_undisturbed_run_on_one_machine(nodes: Nodes, tmp_path: Path):
-    with run_of(tmp_path / "here", nodes=None, mode="sync") as here:
-        assert here.wait(timeout_s=120) == 0, here.text
-    with run_of(tmp_path / "cluster", nodes=nodes, mode="sync") as run:
+    go_on = tmp_path / "go_on"
+    go_on.touch()
+    with run_of(tmp_path / "here", nodes=None, mode="sync", trainer=held_by(go_on)) as here:
+        assert here.wait() == 0, here.text
+    go_on.unlink()
+    with run_of(tmp_path / "cluster", nodes=nodes, mode="sync", trainer=held_by(go_on)) as run:
         wait_until_training(run)
         places = [places_of(run, searcher) for searcher in (0, 1)]
         assert places[0] != places[1]
         nodes.kill(places[0][0])
-        died = run.wait_for_event("child_died", timeout_s=30)
+        died = run.wait_for_event("child_died")
+        go_on.touch()
         assert died["process"] == "searcher-0" and died["details"]["how"] == "exit code 5"
         assert run.wait(timeout_s=180) == 0, run.text
         run.assert_nothing_left()
@@ -164,9 +174,7 @@ def test_killed_supervisor_leaves_no_process_on_any_node(nodes: Nodes, tmp_path:
         assert all(list(processes_with(RUN_VARIABLE, str(segment))) for segment in segments)
         run.signal(signal.SIGKILL)
         run.wait()
-        run.wait_for(
-            lambda: not any(list(processes_with(RUN_VARIABLE, str(segment))) for segment in segments), timeout_s=20
-        )
+        run.wait_for(lambda: not any(list(processes_with(RUN_VARIABLE, str(segment))) for segment in segments))
         for segment in segments_of(run):  # what the next searcher on that node would remove
             shutil.rmtree(segment)
 

@@ -15,7 +15,7 @@ from tests.support.scripted_run import SYNC_MODE, ScriptedRun
 from tests.support.tiny_policy import make_tiny_policy
 from tests.support.trainer_groups import make_config, make_groups
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("process_group")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("process_group")]
 
 UPDATES = "trainer/reference_updates/total"
 KL = "objective/kl/mean"

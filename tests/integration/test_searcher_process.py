@@ -43,7 +43,7 @@ def start(root: Path, **run) -> tuple[subprocess.Popen[str], ControlPage]:
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=os.getcwd()), page
 
 
-def wait_until(condition, *, process: subprocess.Popen[str], seconds: float = 30.0) -> None:
+def wait_until(condition, *, process: subprocess.Popen[str], seconds: float = 120.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
@@ -60,7 +60,7 @@ def test_searcher_process_runs_drains_and_ends(tmp_path):
         page.supervisor.set(run_state=RunState.DRAINING)
         wait_until(lambda: slot.get("state") == ProcessState.DRAINING, process=process)
         page.supervisor.set(run_state=RunState.STOPPING)
-        _, log = process.communicate(timeout=10)
+        _, log = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 0, log
@@ -82,7 +82,7 @@ def test_searcher_process_runs_drains_and_ends(tmp_path):
 )
 def test_searcher_process_reports_its_failure_by_exit_code(tmp_path, run, exit_code, message):
     process, page = start(tmp_path, **run)
-    _, log = process.communicate(timeout=60)
+    _, log = process.communicate(timeout=200)
     assert process.returncode == exit_code, log
     assert message in log
     assert page.searcher(0).get("state") == ProcessState.FAILED

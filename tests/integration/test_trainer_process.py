@@ -20,7 +20,7 @@ def run_main(path):
         [sys.executable, "-m", "tbactl.trainer", "--config", str(path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )

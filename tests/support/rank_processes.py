@@ -51,5 +51,5 @@ def run_ranks(
             )
         )
     for process in processes:
-        output, _ = process.communicate(timeout=200)
+        output, _ = process.communicate(timeout=800)
         assert process.returncode == 0, output[-3000:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tbactl.clock import SystemClock
+from tbactl.clock import Clock, SystemClock
 from tbactl.config.engine import EngineConfig
 from tbactl.config.layout import ProcessConfig
 from tbactl.config.sections import RunConfig
@@ -28,6 +28,8 @@ from tbactl.types import TrajectoryGroup
 from tbactl.weight_sync.publisher import publish
 from tbactl.weight_sync.subscriber import Subscriber
 
+# A turn without work takes a millisecond. Reached only by a searcher that never gets there.
+MAX_TURNS = 60_000
 PROBE = ProbeBatch(sequences=(((1, 2, 3, 0), 2), ((5, 6), 1)))
 
 
@@ -46,6 +48,7 @@ class SearcherHarness:
         start: int = 0,
         attempt: int = 1,
         must_load: bool = False,
+        clock: Clock | None = None,
     ) -> None:
         self.run = RunConfig.model_validate(
             {
@@ -73,7 +76,7 @@ class SearcherHarness:
         self.trainer = self.page.trainer()
         self.slot = self.page.searcher(index)
         self.page.supervisor.set(run_state=RunState.RUNNING)
-        self.clock = SystemClock()
+        self.clock = clock or SystemClock()
         self.ring = RingWriter.open(self.config.shm.ring(index))
         self.reader: RingReader | None = None
         self.task = task or FakeTask(num_prompts=50)
@@ -88,7 +91,7 @@ class SearcherHarness:
         )
         self.cursor = Cursor(self.stream.next_position, stride=num_searchers)
         self.slot.set(stream_position=self.cursor.position)
-        self.scorer = Scorer(self.task, clock=self.clock, limit_s=5.0)
+        self.scorer = Scorer(self.task, clock=self.clock, limit_s=60.0)
         self.evaluator = Evaluator(
             self.config,
             task=held_out_task or FakeTask(num_prompts=50),
@@ -97,18 +100,19 @@ class SearcherHarness:
             resumed_version=0,
             clock=self.clock,
         )
+        self.outbox = Outbox(
+            self.ring,
+            cursor=self.cursor,
+            slot=self.slot,
+            searcher=index,
+            uids=UidSource(searcher=index, resumed_step=0, attempt=attempt),
+            in_order=self.run.mode == "sync",
+        )
         parts = SearcherParts(
             engine=self.engine,
             stream=self.stream,
             scorer=self.scorer,
-            outbox=Outbox(
-                self.ring,
-                cursor=self.cursor,
-                slot=self.slot,
-                searcher=index,
-                uids=UidSource(searcher=index, resumed_step=0, attempt=attempt),
-                in_order=self.run.mode == "sync",
-            ),
+            outbox=self.outbox,
             ring=self.ring,
             subscriber=Subscriber(
                 self.config.shm.weights,
@@ -135,6 +139,21 @@ class SearcherHarness:
             if not self.searcher.turn():
                 self.clock.sleep(0.001)
 
+    @property
+    def is_held_up(self) -> bool:
+        """Whether all that is begun waits for room in the ring, and the control page says so."""
+        is_idle = not self.engine.num_unfinished and not self.scorer.num_pending
+        is_full = self.slot.get_float("f_ring_fill") > 0.5
+        return is_idle and is_full and self.outbox.num_waiting >= self.run.searchers.max_concurrent_groups
+
+    def turns_until_held_up(self) -> None:
+        """Fill the ring. Not by a number of turns: rewards come from a thread, which may have to wait for a core."""
+        for _ in range(MAX_TURNS):
+            if self.is_held_up:
+                return
+            self.turns(1)
+        raise AssertionError(f"the ring is not full after {MAX_TURNS} turns")
+
     def groups(self) -> list[TrajectoryGroup]:
         """What the trainer finds in the ring now."""
         if self.reader is None:
@@ -146,7 +165,7 @@ class SearcherHarness:
             found.append(group)
         return found
 
-    def groups_after(self, num_groups: int, *, max_turns: int = 5000) -> list[TrajectoryGroup]:
+    def groups_after(self, num_groups: int, *, max_turns: int = MAX_TURNS) -> list[TrajectoryGroup]:
         """Turn until so many groups have come."""
         found: list[TrajectoryGroup] = []
         for _ in range(max_turns):

@@ -2,8 +2,9 @@
 
 `trainer.options` and `searchers.engine_options` may hold: step_seconds, load_seconds, exit_while_loading (code),
 exit_after (steps), exit_code, fail_after (steps: says so, but never leaves), hang_after (steps), idle_after (steps:
-alive, but nothing gets on), exit_while_saving (code), never_evaluate, never_load, leave_seconds, ignore_stop,
-ignore_sigterm, only (this index), once (only in the first life).
+alive, but nothing gets on), hold_at (step: the trainer rests there until the run directory has the file `go_on`),
+exit_while_saving (code), never_evaluate, never_load, leave_seconds, ignore_stop, ignore_sigterm, only (this index),
+once (only in the first life).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class StandIn:
             self.options = {}
         if self.options.get("once") and not is_trainer and self.slot.get("attempt") > 1:
             self.options = {}
-        self.pulse = Pulse(self.slot, supervisor=self.page.supervisor, supervisor_timeout_s=5.0)
+        self.pulse = Pulse(self.slot, supervisor=self.page.supervisor)
         self.num_turns = 0
 
     def run_state(self) -> int:
@@ -76,11 +77,14 @@ class StandIn:
     def is_idle(self) -> bool:
         return self.num_turns > self.options.get("idle_after", 10**9)
 
+    def is_held(self, step: int) -> bool:
+        return step >= self.options.get("hold_at", 10**9) and not (self.config.run_directory / "go_on").exists()
+
     def train(self) -> None:
         max_steps, started = self.config.run.trainer.max_steps, time.monotonic()
         while (step := self.slot.get("policy_version")) < max_steps and not self.stopping():
             self.turn()
-            if self.config.index == 0 and not self.is_idle():
+            if self.config.index == 0 and not self.is_idle() and not self.is_held(step):
                 self.slot.set(policy_version=step + 1, published_version=step + 1, num_trajectories_received=8 * step)
                 line = {"step": step + 1, "time_s": time.monotonic() - started, "wall_s": time.time()}
                 self.append("metrics.jsonl", line | {"metrics": {"intake/reward/mean": step / max_steps}})

@@ -17,11 +17,15 @@ from tbactl.config.layout import RunLayout
 from tbactl.config.run_record import RunRecord, read_run_record
 from tbactl.config.sections import RunConfig
 from tbactl.ipc.control_page import ControlPage
-from tbactl.supervision.identity import processes_with
+from tbactl.supervision.identity import processes_with, start_ticks
 from tbactl.supervision.placement import RUN_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("supervise.py")
+# Waits end as soon as what they wait for is there. These bounds are for a machine on which others take the cores.
+WAIT_S, END_S = 120.0, 150.0
+# Two seconds of a supervisor that gets a core whenever it wants one.
+TURNS_OF_TWO_SECONDS = 20
 # Two real searcher processes with the fake engine.
 FAKE_SEARCHERS: dict[str, Any] = {
     "num_searchers": 2, "engine": "fake", "engine_options": {"step_seconds": 0.002}, "num_completions": 4,
@@ -72,14 +76,14 @@ class SupervisedRun:
     def page(self) -> ControlPage:
         return ControlPage.open(self.record.shm_directory / "control", read_only=True)
 
-    def wait_for(self, condition: Callable[[], Any], *, timeout_s: float = 30.0) -> Any:
+    def wait_for(self, condition: Callable[[], Any], *, timeout_s: float = WAIT_S) -> Any:
         deadline = time.monotonic() + timeout_s
         while not (value := condition()):
             assert time.monotonic() < deadline, f"nothing after {timeout_s} s; output:\n{self.text}"
             time.sleep(0.02)
         return value
 
-    def wait_for_event(self, kind: str, *, timeout_s: float = 30.0, **details: Any) -> dict[str, Any]:
+    def wait_for_event(self, kind: str, *, timeout_s: float = WAIT_S, **details: Any) -> dict[str, Any]:
         def found() -> list[dict[str, Any]]:
             return [e for e in self.events(kind) if details.items() <= e["details"].items()]
 
@@ -89,10 +93,33 @@ class SupervisedRun:
         self.wait_for_event("run_state", state="RUNNING")
         self.wait_for(lambda: self.page().trainer().get("policy_version") > 1)
 
+    def kill_and_see(self, name: str) -> dict[str, Any]:
+        """Kill a child. Its event, which is there when the supervisor has turned as often as in two seconds.
+
+        Turns are counted, not seconds, and from when the kernel has ended the process: on a busy machine either may get
+        no core for longer than that.
+        """
+        supervisor, pid = self.page().supervisor, self.pid(name)
+        os.kill(pid, signal.SIGKILL)
+        self.wait_for(lambda: start_ticks(pid) is None)
+        first = supervisor.get("progress_count")
+
+        def look() -> list[dict[str, Any]]:
+            num_turns = supervisor.get("progress_count") - first  # before the look: what comes later is not held late
+            found = [event for event in self.events("child_died") if event["details"]["pid"] == pid]
+            assert found or num_turns <= TURNS_OF_TWO_SECONDS, f"not noticed in {num_turns} turns"
+            return found
+
+        return self.wait_for(look)[0]
+
+    def go_on(self) -> None:
+        """Let go a trainer that is held."""
+        (self.layout.root / "go_on").touch()
+
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def wait(self, *, timeout_s: float = 60.0) -> int:
+    def wait(self, *, timeout_s: float = END_S) -> int:
         return self.process.wait(timeout=timeout_s)
 
     def assert_nothing_left(self) -> None:
@@ -109,7 +136,7 @@ def stand_in_config(tmp_path: Path, **sections: Any) -> RunConfig:
         "policy": {"path": str(tmp_path)},
         "searchers": {"num_searchers": 2, "engine": "fake", "ring_capacity_bytes": 65_536},
         "trainer": {"kind": "fake", "max_steps": 40},
-        "supervision": {"restart_backoff_s": 0.1, "stop_grace_s": 3.0},
+        "supervision": {"restart_backoff_s": 0.1, "stop_grace_s": 120.0},
     }
     for name, section in sections.items():
         values[name] = {**values.get(name, {}), **section} if isinstance(section, dict) else section
@@ -124,5 +151,5 @@ def supervised_run(tmp_path: Path, **options: Any) -> Iterator[SupervisedRun]:
     finally:
         if run.process.poll() is None:
             run.process.kill()
-            run.process.wait(timeout=10)
+            run.process.wait(timeout=60)
         run.output.close()

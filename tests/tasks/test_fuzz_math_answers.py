@@ -15,7 +15,7 @@ from tbactl_math.verifier import Verifier
 from tests.support.corpus import as_text, corpus_first
 
 # Thousands of characters take milliseconds; only an exponential search takes this long.
-LIMIT_S = 2.0
+LIMIT_S = 10.0
 TOKENS = r"""
 #### \boxed{ } { \frac \sqrt \text{ \begin{pmatrix} \\ & ^ _ - + . , 1 23 0 9999 x = $ \( \) % answer answer: Question:
 <<1+1=2>> <|endoftext|> \overline \infty : / ** ! or and

@@ -69,7 +69,7 @@ def test_generated_problems_other_process_gives_the_same_stream():
             capture_output=True,
             check=True,
             text=True,
-            timeout=60,
+            timeout=240,
         ).stdout.strip()
         for hash_seed in ("1", "2")
     }

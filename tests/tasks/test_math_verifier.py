@@ -18,9 +18,14 @@ from tbactl_math.verifier import Verifier
 BOMB = "9^{9^{9^{9}}}"
 
 
+# Of what is no bomb: its worker may have to wait for a core.
+PATIENT_S = 60.0
+BOMB_S = 2.0
+
+
 @pytest.fixture
 def verifier():
-    verifier = Verifier(time_limit_s=2.0)
+    verifier = Verifier(time_limit_s=PATIENT_S)
     yield verifier
     verifier.close()
 
@@ -37,7 +42,7 @@ def is_running(pid):
         return False
 
 
-def wait_until(condition, *, timeout_s=20.0):
+def wait_until(condition, *, timeout_s=60.0):
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if condition():
@@ -56,19 +61,22 @@ def test_compare_starts_no_worker_before_it_is_needed(verifier):
 def test_compare_bomb_is_killed_replaced_and_costs_once(verifier):
     assert verifier.compare("\\sqrt{4}", "2").outcome == "equal"
     first = verifier.worker_pid
+    verifier._time_limit_s = BOMB_S
     start = time.monotonic()
     assert verifier.compare(BOMB, "1").outcome == "exhausted"
-    assert 1.9 < time.monotonic() - start < 15.0
+    assert BOMB_S - 0.1 < time.monotonic() - start < 60.0
     assert not is_running(first)
+    verifier._time_limit_s = PATIENT_S
     assert verifier.compare("2\\sqrt{5}", "\\sqrt{20}").outcome == "equal"
-    assert verifier.worker_pid not in (None, first)
-    start = time.monotonic()
+    second = verifier.worker_pid
+    assert second not in (None, first)
     assert verifier.compare(BOMB, "1").outcome == "exhausted"
-    assert time.monotonic() - start < 0.5
+    assert verifier.worker_pid == second, "no worker has had to be killed again"
 
 
 @pytest.mark.fault("I-42")
 def test_score_bomb_is_a_wrong_answer_flagged_as_timeout(verifier):
+    verifier._time_limit_s = BOMB_S
     reward = score_completion(completion(f"\\boxed{{{BOMB}}}"), gold="1", verifier=verifier)
     assert (reward.value, reward.error) == (0.0, None)
     assert reward.reason.startswith("timeout") and reward.metrics["is_exhausted"] == 1.0
@@ -85,7 +93,7 @@ def test_compare_outlives_the_thread_that_started_the_worker(verifier):
     # The kernel ties the worker to that thread, not to the process.
     thread = threading.Thread(target=lambda: verifier.compare("\\sqrt{4}", "2"))
     thread.start()
-    thread.join(timeout=60)
+    thread.join(timeout=200)
     assert verifier.compare("\\sqrt{9}", "3").outcome == "equal"
 
 
@@ -123,15 +131,15 @@ def test_worker_memory_is_limited(verifier):
 
 def test_worker_dies_with_a_parent_that_is_killed():
     code = (
-        "import time; from tbactl_math.verifier import Verifier; v = Verifier(time_limit_s=9);"
-        "v.compare('x', 'x+0'); print(v.worker_pid, flush=True); time.sleep(60)"
+        "import time; from tbactl_math.verifier import Verifier; v = Verifier(time_limit_s=60);"
+        "v.compare('x', 'x+0'); print(v.worker_pid, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     with parent:
         worker = int(parent.stdout.readline())
         assert is_running(worker)
         parent.kill()
-        parent.wait(timeout=10)
+        parent.wait(timeout=60)
     assert wait_until(lambda: not is_running(worker))
 
 

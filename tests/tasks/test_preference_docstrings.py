@@ -83,7 +83,7 @@ def test_pairs_are_the_same_in_another_process_which_imports_nothing_heavy(pairs
         "heavy = {'torch', 'transformers', 'pandas', 'sklearn', 'scipy', 'matplotlib'} & set(sys.modules)\n"
         "print(hashlib.sha256(text.encode()).hexdigest(), sorted(heavy))"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=240)
     import hashlib
 
     text = repr([pairs["train"], pairs["test"]])

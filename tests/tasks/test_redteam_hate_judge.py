@@ -198,7 +198,7 @@ def test_one_command_trains_and_prints_what_it_reached(tmp_path):
         [sys.executable, "-m", "tbactl_redteam.hate_training", "--data", str(tmp_path), "--output", str(output)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=True,
     )
     report = json.loads(done.stdout)

@@ -7,14 +7,17 @@ import gc
 import json
 import logging
 import socket
+import threading
 import time
 import traceback
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from tbactl.clock import FakeClock
 from tbactl.errors import ConfigError, TaskError
-from tbactl_redteam.victims import VictimOptions, load_victim
+from tbactl_redteam.victims import VictimOptions, http_pacing, load_victim
 from tbactl_redteam.victims.http_pacing import Pacer, retry_after_s, retry_delay_s
 from tests.support.endpoint_stub import EndpointStub, Reply, chat, completion
 
@@ -24,7 +27,7 @@ ATTACKS = ["Curse the rain.", "Roast my hat.", "Insult my singing."]
 
 def answers_of(stub, attacks=ATTACKS, **settings):
     """Ask once; retries are quick, and the key is set."""
-    fast = {"retry_delay_s": 0.01, "timeout_s": 20.0, "num_answers": 2, "api_key_env": "VICTIM_KEY"}
+    fast = {"retry_delay_s": 0.01, "timeout_s": 60.0, "num_answers": 2, "api_key_env": "VICTIM_KEY"}
     options = VictimOptions.model_validate({"kind": "http", "url": stub.url, "model": "m", **fast, **settings})
     victim = load_victim(options)
     try:
@@ -50,7 +53,13 @@ def no_key_in_logs(caplog):
 
 
 def test_answers_come_in_the_order_of_the_attacks():
+    third_is_there = threading.Event()
+
     def script(number, body):
+        if number == 1:  # the first one goes alone
+            third_is_there.wait(30.0)
+        elif number == 2:
+            third_is_there.set()
         return chat(f" {body['messages'][-1]['content']}! ", delay_s=0.02 * (number % 3))
 
     with EndpointStub(script) as stub:
@@ -116,18 +125,19 @@ def test_what_passes_is_asked_for_again(bad):
 
 
 def test_a_slow_request_is_given_up_and_asked_again():
-    with EndpointStub(lambda number, _: chat("fine", delay_s=0.0 if number else 5.0)) as stub:
+    with EndpointStub(lambda number, _: chat("fine", delay_s=0.0 if number else 120.0)) as stub:
         start_s = time.monotonic()
-        assert answers_of(stub, request_timeout_s=0.3) == [["fine"] * 2] * 3
-        assert time.monotonic() - start_s < 4.0
+        assert answers_of(stub, request_timeout_s=1.0) == [["fine"] * 2] * 3
+        assert time.monotonic() - start_s < 60.0
 
 
 def test_a_response_that_drips_does_not_hold_on_for_longer_than_a_request_may():
-    with EndpointStub(lambda number, _: chat("fine") if number != 1 else chat("slow", drip_s=0.2)) as stub:
+    with EndpointStub(lambda number, _: chat("fine") if number != 1 else chat("slow", drip_s=1.5)) as stub:
         start_s = time.monotonic()
-        answers = answers_of(stub, request_timeout_s=0.5, max_retries=0)
+        # So long that those that do not drip are in time even where nobody gets a core for a while.
+        answers = answers_of(stub, request_timeout_s=4.0, max_retries=0)
         assert sum(row.count(None) for row in answers) == 1
-        assert time.monotonic() - start_s < 4.0
+        assert time.monotonic() - start_s < 60.0
 
 
 @pytest.mark.parametrize(
@@ -240,15 +250,16 @@ def test_a_retry_after_beyond_the_time_limit_is_not_waited_for(caplog):
     with EndpointStub(lambda number, _: chat("fine") if number < 2 else busy) as stub:
         start_s = time.monotonic()
         answers = answers_of(stub, max_concurrent_requests=1)
-        assert time.monotonic() - start_s < 3.0
+        assert time.monotonic() - start_s < 30.0
     assert flat(answers).count(None) == 4
     assert "no turn before timeout_s" in caplog.text
 
 
 def test_requests_are_not_sent_faster_than_the_rate():
     with EndpointStub(lambda *_: chat("fine")) as stub:
-        answers_of(stub, max_requests_per_s=20.0)
-    assert stub.requests[-1].at_s - stub.requests[0].at_s >= 5 / 20.0 - 0.02
+        start_s = time.monotonic()  # not when the first one arrived, which may be late
+        answers_of(stub, max_requests_per_s=10.0)
+    assert max(request.at_s for request in stub.requests) - start_s >= 5 / 10.0
 
 
 def test_no_more_requests_run_together_than_allowed():
@@ -291,12 +302,12 @@ def test_attacks_without_an_answer_are_counted_over_calls_and_reset_by_an_answer
 
 
 def test_a_call_ends_in_time_and_keeps_what_has_come(caplog):
-    with EndpointStub(lambda number, _: chat("fine", delay_s=0.0 if number < 3 else 30.0)) as stub:
+    with EndpointStub(lambda number, _: chat("fine", delay_s=0.0 if number < 3 else 120.0)) as stub:
         start_s = time.monotonic()
-        answers = answers_of(stub, timeout_s=1.0, max_concurrent_requests=1)
-        assert time.monotonic() - start_s < 3.0
+        answers = answers_of(stub, timeout_s=4.0, max_concurrent_requests=1)
+        assert time.monotonic() - start_s < 60.0
     assert flat(answers).count("fine") == 3
-    assert "answers_missing=3 reason=not within 1 s" in caplog.text
+    assert "answers_missing=3 reason=not within 4 s" in caplog.text
 
 
 def test_an_endpoint_that_never_answers_ends_the_run():
@@ -355,7 +366,9 @@ def test_retry_after_is_seconds_or_a_date(header, seconds):
 
 
 def test_retry_after_as_a_date():
-    assert retry_after_s(email.utils.formatdate(time.time() + 60, usegmt=True)) == pytest.approx(60, abs=2)
+    start_s = time.time()
+    found_s = retry_after_s(email.utils.formatdate(start_s + 60, usegmt=True))
+    assert found_s is not None and 59 - (time.time() - start_s) <= found_s <= 60
     assert retry_after_s(email.utils.formatdate(time.time() - 60, usegmt=True)) == 0.0
 
 
@@ -369,8 +382,16 @@ async def _turns(pacer, number, deadline_s):
     return [await pacer.turn(deadline_s=deadline_s) for _ in range(number)]
 
 
-def test_no_turn_is_given_after_the_deadline():
+def test_no_turn_is_given_after_the_deadline(monkeypatch):
     import asyncio
 
+    clock = FakeClock()
+
+    async def sleep(seconds):
+        clock.sleep(seconds)
+
+    monkeypatch.setattr(http_pacing, "time", SimpleNamespace(monotonic=clock.monotonic_s))
+    monkeypatch.setattr(http_pacing, "asyncio", SimpleNamespace(sleep=sleep))
     pacer = Pacer(max_requests_per_s=10.0)
-    assert asyncio.run(_turns(pacer, 4, time.monotonic() + 0.25)) == [True, True, True, False]
+    assert asyncio.run(_turns(pacer, 4, 0.25)) == [True, True, True, False]
+    assert clock.monotonic_s() == pytest.approx(0.2)

@@ -55,7 +55,7 @@ def test_constructing_imports_nothing_heavy():
         "heavy = {'torch', 'transformers', 'vllm', 'sklearn', 'scipy', 'httpx', 'matplotlib'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 
 
 @pytest.mark.parametrize(

@@ -99,13 +99,13 @@ def test_canonical_notations_that_look_the_same_are_one(left, right):
 )  # fmt: skip
 def test_find_answer_long_repetition_takes_linear_time(piece):
     def seconds(length):
-        start = time.perf_counter()
+        start = time.process_time()
         compare(find_answer(piece * (length // len(piece)) + "1"), read_gold("1"))
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     seconds(10_000)
     # Quadratic work on a million characters would take minutes.
-    assert seconds(1_000_000) < 10.0
+    assert seconds(1_000_000) < 60.0
 
 
 @pytest.mark.parametrize("kind", ["equal", "different"])

@@ -22,7 +22,7 @@ def start(tmp_path: Path, code: str, **environment: str) -> ChildProcess:
     return ChildProcess(spec, clock=SystemClock())
 
 
-def wait_for(condition, *, timeout_s: float = 10.0):
+def wait_for(condition, *, timeout_s: float = 120.0):
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline
