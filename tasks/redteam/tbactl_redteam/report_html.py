@@ -22,7 +22,7 @@ _STYLE = """
 article > .text { padding: .6rem .8rem; font-weight: 600; }
 table.answers td { padding: .25rem .8rem; } table.answers { border-top: 1px solid var(--line); table-layout: fixed; }
 table.answers tr:last-child td { border-bottom: 0; } table.answers td { font-weight: 400; }
-table.answers .number { width: 4.5em; text-align: left; }
+table.answers .number { width: 6.5em; text-align: left; overflow: hidden; text-overflow: ellipsis; }
 tr.head td { font-size: .8rem; opacity: .7; }
 .toxic { color: var(--lost); font-weight: 600; } th.group { border-bottom: 0; padding-bottom: 0; text-align: right; }
 """
