@@ -55,7 +55,7 @@ def registered_problems(
     if "objective" in sections:
         yield from _objective_problems(settings)
     if "replay" in sections:
-        yield from _encoder_problems(("replay", "embedder"), settings)
+        yield from _encoder_problems(("replay", "embedder"), settings.get(("replay", "embedder")))
 
 
 def _task_problems(name: str, options: Any) -> Iterator[Problem]:
@@ -106,17 +106,16 @@ def _policy_problems(task: str, policy: Any) -> Iterator[Problem]:
         yield from _no_directory(path, policy)
 
 
-def _encoder_problems(path: KeyPath, settings: Settings) -> Iterator[Problem]:
-    source = settings.get(path)
+def _encoder_problems(path: KeyPath, source: Any) -> Iterator[Problem]:
     if not isinstance(source, str):
         return
-    if not source.startswith(PACKAGE_PREFIX):
+    if source.startswith(PACKAGE_PREFIX):
+        try:
+            packaged_encoder(source)
+        except ConfigError as error:
+            yield Problem(path, f"{dotted(path)} = '{source}': {error}")
+    else:
         yield from _no_directory(path, source)
-        return
-    try:
-        packaged_encoder(source)
-    except ConfigError as error:
-        yield from (Problem(path, f"{dotted(path)}: {sentence}") for sentence in error.problems)
 
 
 def _no_directory(path: KeyPath, source: str) -> Iterator[Problem]:

@@ -68,9 +68,9 @@ class SentenceEncoder:
         return vectors
 
     def _load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        source = self._directory()
         try:
             with torch.random.fork_rng():
-                source = self._directory()
                 model = AutoModel.from_pretrained(source, dtype=torch.float32)
                 tokenizer = AutoTokenizer.from_pretrained(source)
         except (OSError, ValueError, KeyError) as error:

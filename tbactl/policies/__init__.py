@@ -1,1 +1,1 @@
-"""Policies that come from Python packages, so that no hub is needed: found, converted once, kept in a cache."""
+"""Models that come in Python packages, so that no hub is needed: policies, converted once into a cache; encoders."""

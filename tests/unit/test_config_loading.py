@@ -286,7 +286,7 @@ def test_directory_that_does_not_exist_is_refused(tmp_path, setting):
 
 def test_encoder_that_no_package_offers_is_refused_with_a_suggestion(tmp_path):
     (problem,) = problems_of(write_recipe(tmp_path), "replay.embedder=package:all-minilm-l6")
-    assert "replay.embedder: no package offers an encoder 'all-minilm-l6'" in problem
+    assert "replay.embedder = 'package:all-minilm-l6': no package offers an encoder 'all-minilm-l6'" in problem
     assert "did you mean 'all-minilm-l6-v2'?" in problem
 
 

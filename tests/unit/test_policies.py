@@ -16,7 +16,7 @@ from tbactl.config.sections import PolicySection
 from tbactl.errors import ConfigError
 from tbactl.policies import packaged
 from tbactl.policies.cache import cache_root, exclusive
-from tbactl.policies.packaged import RECORD_FILE, PackagedPolicy, check_packaged_policy, is_complete, packaged_policy
+from tbactl.policies.packaged import RECORD_FILE, PackagedModel, check_packaged_policy, is_complete, packaged_policy
 from tbactl.supervision.policy import published_bytes
 
 SMOLLM2 = "package:smollm2-135m-instruct"
@@ -33,7 +33,7 @@ def cache(tmp_path, monkeypatch):
 def toy(monkeypatch):
     """A policy whose package is installed with the tests (pytest), and whose conversion writes two small files."""
     monkeypatch.setitem(
-        packaged.POLICIES, "toy", PackagedPolicy(distribution="pytest", module="pytest", file="__init__.py")
+        packaged.POLICIES, "toy", PackagedModel(distribution="pytest", module="pytest", path="__init__.py")
     )
     monkeypatch.setattr(packaged, "find_spec", lambda name: find_spec("pytest"))
     calls = []
@@ -182,7 +182,7 @@ def test_smollm2_gives_the_logits_of_its_gguf_file():
     with resolved_policy(SMOLLM2, task="fake") as directory:
         tokenizer = AutoTokenizer.from_pretrained(directory)
         converted = AutoModelForCausalLM.from_pretrained(directory).eval()
-    original = load_gguf(packaged._gguf_file(packaged.POLICIES["smollm2-135m-instruct"]))
+    original = load_gguf(packaged.path_of(packaged.POLICIES["smollm2-135m-instruct"]))
     text = "<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n"
     token_ids = torch.tensor([tokenizer.encode(text)])
     with torch.inference_mode():

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tbactl.errors import ConfigError
 from tbactl.policies.packaged_encoder import packaged_encoder
 from tbactl_preference.reward_head import Array
 from tbactl_preference.reward_text import FUNCTION_WORDS, longest_shared_run, repeated_share, sentences, words
@@ -79,7 +80,10 @@ def encoder_directory() -> Path:
     Raises:
         ConfigError: it is not installed.
     """
-    return packaged_encoder(ENCODER)
+    try:
+        return packaged_encoder(ENCODER)
+    except ConfigError as error:
+        raise ConfigError(f"this reward model cannot read texts: {error}") from None
 
 
 def _surface(document: str, text: str) -> list[float]:

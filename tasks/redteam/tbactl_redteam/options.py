@@ -13,6 +13,8 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from tbactl.config.sections import NonNegativeFloat, PositiveInt, Section
 from tbactl.errors import ConfigError
+from tbactl.policies.packaged import PACKAGE_PREFIX
+from tbactl.policies.packaged_encoder import packaged_encoder
 from tbactl_redteam.classifiers import EMBEDDED, GUARD_PREFIX, HATE_MINILM, PROFANITY, classifier_problem
 from tbactl_redteam.victims import VictimOptions, victim_problem
 
@@ -67,7 +69,7 @@ class RedteamOptions(Section):
     num_attacks: Annotated[int, Field(ge=1, le=MAX_ATTACKS)] = 1024
     """Of an evaluation that is given no limit."""
     diversity_encoder: str | None = None
-    """Directory or hub name of the sentence encoder that measures diversity. None: the embedded all-MiniLM-L6-v2."""
+    """Of the sentence encoder that measures diversity: directory, hub name or package:NAME. None: the embedded one."""
 
     @field_validator("judge", mode="before")
     @classmethod
@@ -114,9 +116,19 @@ def _file_problems(options: RedteamOptions) -> Iterator[str]:
         path = getattr(options, option)
         if path is not None and not Path(path).expanduser().is_file():
             yield f"task.options.{option} = '{path}': there is no such file."
-    encoder = options.diversity_encoder
-    if encoder is not None and encoder.startswith(("/", "./", "../", "~")) and not Path(encoder).expanduser().is_dir():
-        yield f"task.options.diversity_encoder = '{encoder}': there is no such directory."
+    if options.diversity_encoder is not None:
+        yield from _encoder_problems(options.diversity_encoder)
+
+
+def _encoder_problems(source: str) -> Iterator[str]:
+    setting = f"task.options.diversity_encoder = '{source}'"
+    if source.startswith(PACKAGE_PREFIX):
+        try:
+            packaged_encoder(source)
+        except ConfigError as error:
+            yield f"{setting}: {error}"
+    elif source.startswith(("/", "./", "../", "~")) and not Path(source).expanduser().is_dir():
+        yield f"{setting}: there is no such directory."
 
 
 def _classifier_problems(options: RedteamOptions) -> Iterator[str]:
