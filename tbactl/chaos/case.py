@@ -14,7 +14,7 @@ import msgspec
 from tbactl.chaos.attempt import Attempt
 from tbactl.chaos.books import RingGauge, balance
 from tbactl.chaos.expectation import FINISHED, KILLED, Expected, expected
-from tbactl.chaos.faults import Fault
+from tbactl.chaos.faults import FROM_OUTSIDE, Fault
 from tbactl.chaos.observer import Observer
 from tbactl.chaos.phase import may_drain
 from tbactl.chaos.settings import HEARTBEAT_S, NUM_STEPS, CaseLayout, case_config
@@ -58,6 +58,7 @@ class Case:
         self._heartbeat_s = heartbeat_s
         self._verdict = Verdict(fault=fault)
         self._struck_s: float | None = None
+        self._is_armed = False
         # At the strike: optimizer steps done, and the target's process.
         self._version = 0
         self._pid: int | None = None
@@ -101,7 +102,7 @@ class Case:
             fill(full)
             self._struck_s = time.monotonic()
         elif self._fault.phase == "loading" and self._strikes_from_inside(full):
-            self._layout.armed.touch()
+            self._arm()
         with self._attempt() as attempt:
             self._watch(attempt, full=full)
             self._judge(attempt)
@@ -138,8 +139,7 @@ class Case:
         self._require(not num_left, f"{num_left} segments left in shared memory")
 
     def _strikes_from_inside(self, full: Path | None) -> bool:
-        from_outside = ("kill", "stop", "slow", "corrupt-record")
-        return self._fault.kind not in from_outside and full is None
+        return self._fault.kind not in FROM_OUTSIDE and full is None
 
     def _watch(self, attempt: Attempt, *, full: Path | None) -> None:
         """Wait for the phase, strike, and see what the run makes of it, until it ends or is ended."""
@@ -150,13 +150,11 @@ class Case:
             if self._fault.phase == "draining" and not is_asked and may_drain(self._fault, version=observer.version):
                 attempt.interrupt()
                 is_asked = True
-            if self._struck_s is None and not is_done and observer.is_in(self._fault):
+            # Also where it has struck already: what is held in the phase may go on.
+            if not is_done and observer.is_in(self._fault):
                 is_done = True
                 self._version, self._pid = observer.version, observer.pid(self._fault.target)
-                if not self._layout.armed.exists() and self._strikes_from_inside(full):
-                    self._layout.armed.touch()
-                elif strike(self._fault, observer=observer, supervisor=attempt.pid, full=full):
-                    self._struck_s = time.monotonic()
+                self._strike(attempt, full=full)
                 self._layout.seen.touch()
             if self._struck_s is None and self._layout.struck.exists():
                 self._struck_s = float(self._layout.struck.read_text(encoding="ascii"))
@@ -165,6 +163,20 @@ class Case:
             self._note(attempt)
         attempt.observer.look()
         self._note(attempt)
+
+    def _strike(self, attempt: Attempt, *, full: Path | None) -> None:
+        """Once: a fault that was armed before the start is left to its target."""
+        if self._strikes_from_inside(full):
+            self._arm()
+        elif self._struck_s is None and strike(
+            self._fault, observer=attempt.observer, supervisor=attempt.pid, full=full
+        ):
+            self._struck_s = time.monotonic()
+
+    def _arm(self) -> None:
+        if not self._is_armed:
+            self._is_armed = True
+            self._layout.armed.touch()
 
     def _is_over(self, attempt: Attempt) -> bool:
         if self._cancelled.is_set():

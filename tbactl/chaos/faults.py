@@ -18,6 +18,10 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 PHASES: tuple[Phase, ...] = get_args(Phase)
 NUM_SEARCHERS = 2
 
+# Done by the campaign to a process or its memory. All others need the target's help, which is armed first; a full file
+# system as well, where none may be mounted.
+FROM_OUTSIDE: tuple[Kind, ...] = ("kill", "stop", "slow", "corrupt-record")
+
 # While searchers generate and the trainer lives.
 WORKING: tuple[Phase, ...] = ("filling", "running", "syncing", "checkpointing")
 

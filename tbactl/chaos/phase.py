@@ -18,6 +18,11 @@ def loading_process(fault: Fault) -> str:
     return "trainer-0" if fault.role == "supervisor" else fault.target
 
 
+def holding_process(fault: Fault) -> str:
+    """The one that makes the phase, and can make it last."""
+    return loading_process(fault) if fault.phase == "loading" else "trainer-0"
+
+
 def is_in_phase(page: ControlPage, fault: Fault) -> bool:
     """Whether the run is where the fault is to strike."""
     trainer = page.trainer()

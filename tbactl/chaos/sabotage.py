@@ -14,7 +14,7 @@ from pathlib import Path
 from tbactl.chaos.clock_jump import jump_when_armed
 from tbactl.chaos.faults import Fault, Kind
 from tbactl.chaos.settings import RING_BYTES, CaseLayout
-from tbactl.chaos.trigger import Hook, Trigger, wrap
+from tbactl.chaos.trigger import Hook, Trigger, before, wrap
 from tbactl.ipc.ring import RingWriter
 from tbactl.protocols import FinishedRequest
 from tbactl.testing.fake_engine import FakeEngine
@@ -48,25 +48,18 @@ def _raise(fault: Fault, trigger: Trigger) -> None:
         ("searcher", "syncing"): (FakeEngine, "load_policy"),
     }
     owner, name = methods.get((fault.role, fault.phase), (FakeEngine, "step"))
-    wrap(owner, name, _before(trigger, lambda: _fail(RuntimeError(f"injected fault: {fault.kind} at {fault.phase}"))))
+    error = RuntimeError(f"injected fault: {fault.kind} at {fault.phase}")
+    wrap(owner, name, before(_failing(trigger, error)))
 
 
-def _fail(error: Exception) -> None:
-    raise error
+def _failing(trigger: Trigger, error: Exception) -> Callable[[], None]:
+    """Raises when it is due."""
 
+    def fail() -> None:
+        if trigger.pull():
+            raise error
 
-def _before(trigger: Trigger, strike: Callable[[], None]) -> Callable[[Hook], Hook]:
-    """Strike before a call, when it is due."""
-
-    def make(original: Hook) -> Hook:
-        def wrapped(*arguments: object, **named: object) -> object:
-            if trigger.pull():
-                strike()
-            return original(*arguments, **named)
-
-        return wrapped
-
-    return make
+    return fail
 
 
 def _rewards(change: Callable[[list[Reward]], list[Reward]]) -> Callable[[Trigger], None]:
@@ -182,7 +175,7 @@ def _no_space(method: str) -> Callable[[Trigger], None]:
 
     def prepare(trigger: Trigger) -> None:
         error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        wrap(FakeLearner, method, _before(trigger, lambda: _fail(error)))
+        wrap(FakeLearner, method, before(_failing(trigger, error)))
 
     return prepare
 

@@ -15,8 +15,10 @@ RING_BYTES = 65_536
 HEARTBEAT_S = 1.5
 # So long that a look from outside usually falls into each phase.
 START_S, SYNC_S, SAVE_S = 0.3, 0.15, 0.3
-# How long the phase in which the fault is to strike waits for that look.
-HOLD_S = 8.0
+# How long the phase in which the fault is to strike waits for that look: no progress that any limit below would miss.
+HOLD_S = 3.0
+# A reward that never returns is noticed by its limit: the run must not be over before.
+STUCK_LIMIT_S, NUM_STUCK_STEPS = 5.0, 4 * NUM_STEPS
 # Only a process that is stopped is noticed by its heartbeat, and one that is slow must not be.
 BY_HEARTBEAT = ("stop", "slow")
 
@@ -88,8 +90,7 @@ def case_config(fault: Fault, *, layout: CaseLayout, heartbeat_s: float = HEARTB
         },
         "trainer": {
             "kind": "fake",
-            # A reward that never returns is noticed by its limit: the run must not be over before.
-            "max_steps": 3 * NUM_STEPS if is_stuck else NUM_STEPS,
+            "max_steps": NUM_STUCK_STEPS if is_stuck else NUM_STEPS,
             "prompts_per_step": 4,
             "completions_per_prompt": 4,
             "options": {"step_seconds": 0.08, "start_seconds": START_S},
@@ -102,7 +103,7 @@ def case_config(fault: Fault, *, layout: CaseLayout, heartbeat_s: float = HEARTB
         "supervision": {
             "start_timeout_s": 60.0,
             "heartbeat_timeout_s": heartbeat_s if fault.kind in BY_HEARTBEAT else 30.0,
-            "progress_timeout_s": 1.5 if is_stuck else 10.0,
+            "progress_timeout_s": STUCK_LIMIT_S if is_stuck else 10.0,
             "acknowledge_timeout_s": 10.0,
             # A process that is stopped while the run drains is to be noticed by its heartbeat, not by the end.
             "stop_grace_s": heartbeat_s + 6.5 if is_stopped_at_the_end else 30.0,

@@ -29,6 +29,33 @@ class Trigger:
         return True
 
 
+def before(act: Callable[[], object]) -> Callable[[Hook], Hook]:
+    """Act before each call of a method."""
+
+    def make(original: Hook) -> Hook:
+        def wrapped(*arguments: object, **named: object) -> object:
+            act()
+            return original(*arguments, **named)
+
+        return wrapped
+
+    return make
+
+
+def after(act: Callable[[], object]) -> Callable[[Hook], Hook]:
+    """Act after each call of a method that returns."""
+
+    def make(original: Hook) -> Hook:
+        def wrapped(*arguments: object, **named: object) -> object:
+            result = original(*arguments, **named)
+            act()
+            return result
+
+        return wrapped
+
+    return make
+
+
 def wrap(owner: type, name: str, make: Callable[[Hook], Hook]) -> None:
     """Replace a method by what `make` returns for it."""
     setattr(owner, name, make(getattr(owner, name)))

@@ -29,6 +29,8 @@ from tbactl.weight_sync.publisher import publish_copy
 
 # Of a log, in one report: a searcher that floods it must not hold up what matters.
 LOG_BYTES = 2**16
+# The bridge waits 1.5 s for `close`, then the memory must have been removed.
+VANISH_S = 0.5
 
 
 class Outpost:
@@ -145,7 +147,7 @@ class Outpost:
         if self._child is not None:
             self._child.kill()
             self._ring.close()
-        end_processes_of(self._memory.layout.root)
+        end_processes_of(self._memory.layout.root, limit_s=VANISH_S)
         with self._writing:
             self._memory.remove()
             self._memory = None

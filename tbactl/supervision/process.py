@@ -67,8 +67,9 @@ class ChildProcess:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the child alone."""
+        # Not by Popen, which would reap one that has just ended: then its group could no longer be named.
         if self.exit_code is None:
-            self._popen.send_signal(number)
+            os.kill(self.pid, number)
 
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal to the child and everything it has started."""

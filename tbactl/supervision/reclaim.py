@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tbactl.config.layout import SHM_PREFIX, SHM_ROOT, ShmLayout
-from tbactl.supervision.identity import processes_with, start_ticks
+from tbactl.supervision.identity import is_alive, processes_with, start_ticks
 from tbactl.supervision.placement import RUN_VARIABLE
 
 # A directory without an owner file is being made by somebody right now, unless it is older than this.
@@ -53,20 +53,26 @@ def reclaim(root: Path = SHM_ROOT) -> list[StaleSegments]:
     return found
 
 
-def end_processes_of(shm_directory: Path) -> list[int]:
-    """SIGKILL every process that was started for a run and still lives, and see them gone; returns their pids.
+def end_processes_of(shm_directory: Path, *, limit_s: float = VANISH_S) -> list[int]:
+    """SIGKILL every process that was started for a run and still lives; returns their pids.
 
     Children end with their supervisor by themselves. What a task's reward or an engine starts in a session of its own
     may not; all of them carry the run's name in their environment.
+
+    Args:
+        shm_directory: the run's shared memory.
+        limit_s: waits for their end, at most so long.
     """
-    ended = list(processes_with(RUN_VARIABLE, str(shm_directory)))
-    for pid in ended:
+    # Once it is gone, a pid may be given to a stranger, who is not waited for.
+    started = {pid: start_ticks(pid) for pid in processes_with(RUN_VARIABLE, str(shm_directory))}
+    for pid in started:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    until_s = time.monotonic() + VANISH_S
-    while any(start_ticks(pid) is not None for pid in ended) and time.monotonic() < until_s:
+    left = {pid: ticks for pid, ticks in started.items() if ticks is not None}
+    until_s = time.monotonic() + limit_s
+    while any(is_alive(pid, started=ticks) for pid, ticks in left.items()) and time.monotonic() < until_s:
         time.sleep(VANISH_POLL_S)
-    return ended
+    return list(started)
 
 
 def _own_directories(root: Path) -> Iterator[Path]:

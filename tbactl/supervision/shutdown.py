@@ -9,11 +9,11 @@ from tbactl.clock import Clock
 from tbactl.errors import TbactlError
 from tbactl.ipc.control_page import ControlPage, RunState
 from tbactl.supervision.events import EventLog
-from tbactl.supervision.fleet import Fleet
+from tbactl.supervision.fleet import STACK_DUMP_LIMIT_S, Fleet
 from tbactl.supervision.signals import StopSignals
 
 POLL_S = 0.05
-# Of the grace time, what is kept for SIGTERM to work.
+# Of the grace time, what is kept for the stacks of those that have not left, and for SIGTERM to work.
 TERMINATE_S = 2.0
 # What a child that has said STOPPED may take to leave. It has closed everything; tearing down an interpreter full of
 # libraries can take many seconds more, for nothing.
@@ -64,7 +64,7 @@ class Shutdown:
         self._try(lambda: self._announce(RunState.STOPPING))
         if has_run:
             self._try(lambda: self._wait(ask_until_s, self._all_stopped))
-            self._try(self._ask_for_stacks)
+            self._try(lambda: self._ask_for_stacks(deadline_s))
         self._try(self._terminate)
         self._try(lambda: self._wait(min(deadline_s, self._clock.monotonic_s() + TERMINATE_S), self._all_ended))
         self._try(self._kill)
@@ -85,10 +85,11 @@ class Shutdown:
         self._page.supervisor.set(run_state=state)
         self._events.record("run_state", state=state.name)
 
-    def _ask_for_stacks(self) -> None:
-        """Have those that were asked in vain say where they are."""
+    def _ask_for_stacks(self, deadline_s: float) -> None:
+        """Have those that were asked in vain say where they are. Half of the time that is left is SIGTERM's."""
         if not self._fleet.all_stopped and not self._signals.hurry:
-            self._fleet.dump_stacks(self._fleet.alive())
+            limit_s = min(STACK_DUMP_LIMIT_S, (deadline_s - self._clock.monotonic_s()) / 2)
+            self._fleet.dump_stacks(self._fleet.alive(), limit_s=limit_s, should_stop=lambda: self._signals.hurry)
 
     def _terminate(self) -> None:
         for child in self._fleet.alive():

@@ -10,7 +10,7 @@
 | waits for                     | unblocked by                        | bounded by                                 |
 |-------------------------------|-------------------------------------|--------------------------------------------|
 | STARTING: every child READY   | the children                        | start_timeout_s, max_restarts              |
-| RUNNING: trainer's `finished` | the trainer                         | progress_timeout_s, of each and of the run |
+| RUNNING: trainer's `finished` | the trainer                         | progress_timeout_s, of the run 4 s more    |
 | final evaluation              | searcher 0                          | evaluation_timeout_s                       |
 | DRAINING, STOPPING            | children exit, or a second Ctrl-C   | stop_grace_s                               |
 """
@@ -50,7 +50,8 @@ from tbactl.telemetry.trace import run_trace
 POLL_S = 0.1
 # After a pause of the supervisor itself (a suspended machine) the children's words are as old as its own last look.
 OWN_PAUSE_S = 1.0
-# A wait within a process has the same limit, and its end says more: it comes first, on a busy machine too.
+# More than progress_timeout_s, for the run as a whole only: a wait within a process has the same limit, and its end
+# says more, so it comes first, on a busy machine too. The watchdog judges a main loop by progress_timeout_s as it is.
 OTHERS_FIRST_S = 4.0
 
 
@@ -221,7 +222,7 @@ class Supervisor:
         self._signals = signals
         self._events = events
         self._clock = clock
-        self._fleet = Fleet(run.config, run.specs, page=page, events=events, clock=clock)
+        self._fleet = Fleet(run.config, run.specs, page=page, events=events, clock=clock, beat=self._beat)
         self._progress = ProgressRecorder(
             page, evaluations=run.layout.evaluations, events=events, num_completions=lambda: self._fleet.num_completions
         )
@@ -266,7 +267,7 @@ class Supervisor:
             self._fleet.signs(), shm=self._run.shm, num_searchers=self._config.searchers.num_searchers
         )
         self._events.record("run_failing", error=str(error).partition("\n")[0], **inquest.details())
-        self._fleet.dump_stacks(self._fleet.alive())
+        self._fleet.dump_stacks(self._fleet.alive(), should_stop=self._must_hurry)
         if not isinstance(error, ChildFailedError):
             return error  # a mistake of the user's: where the others were does not matter
         logs = self._run.specs[0].log_path.parent
@@ -284,7 +285,7 @@ class Supervisor:
                 return Ending(outcome=request.outcome, exit_code=request.exit_code)
             now = self._clock.monotonic_s()
             is_awake = now - last_s < OWN_PAUSE_S
-            self._fleet.check(may_judge=is_awake)
+            self._fleet.check(may_judge=is_awake, should_stop=self._must_hurry)
             if is_awake:
                 self._check_run()
             last_s = now
@@ -309,6 +310,9 @@ class Supervisor:
         slot = self._page.supervisor
         slot.set(heartbeat_ns=now_ns, progress_ns=now_ns, num_restarts=self._fleet.num_restarts)
         slot.add(progress_count=1)
+
+    def _must_hurry(self) -> bool:
+        return self._signals.hurry
 
     def _start_training(self) -> None:
         self._state = RunState.RUNNING

@@ -30,7 +30,7 @@ def test_dozen_faults_end_as_they_must(tmp_path, capsys):
 
 def test_run_that_exceeds_its_bound_is_a_hang_and_nothing_of_it_is_left_but_its_directory(tmp_path):
     (tmp_path / "shm").mkdir()
-    # Its heartbeat is not missed for long, so the run has come far on any machine, and to no end on none.
+    # Its heartbeat is not missed for long, so the run has come far on any machine, and to an end on none.
     fault = Fault(number=1, kind="stop", phase="running", target="trainer-0", at_step=3, seed=3)
     case = Case(
         fault, directory=tmp_path, shm_root=tmp_path / "shm", bound_s=8.0, may_mount=False,
@@ -51,7 +51,7 @@ def test_process_that_is_stopped_while_the_run_drains_is_named_before_it_is_ende
     fault = Fault(number=1, kind="stop", phase="draining", target="trainer-0", at_step=4, seed=3)
     case = Case(
         fault, directory=tmp_path, shm_root=tmp_path / "shm", bound_s=120.0, may_mount=False,
-        cancelled=threading.Event(), keeps=True, heartbeat_s=5.0,
+        cancelled=threading.Event(), keeps=True, heartbeat_s=3.0,
     )  # fmt: skip
     verdict = case.run()
     assert verdict.is_right and verdict.is_resumed, verdict.problems

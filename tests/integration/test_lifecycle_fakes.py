@@ -220,8 +220,9 @@ def test_trainer_faster_than_its_searchers_waits_for_new_data_at_the_upper_bound
         assert run.wait() == 0, run.text
         ratios = metric_of(run, "replay/samples_per_insert/value")
         assert len(ratios) == 24 and max(ratios) <= 3.0
-        # Not at its end: there it may have got no core while its searchers went on.
-        assert max(ratios) > 2.5, "the bound must be what it waits for"
+        # The first six steps live on what the buffer was filled with. Later ones are all near the bound, but for those
+        # before which it got no core while its searchers went on.
+        assert sum(ratio > 2.5 for ratio in ratios[6:]) >= 6, "the bound must be what it waits for"
         assert sum(metric_of(run, "trainer/wait_s/sum")[6:]) > 0.5
         run.assert_nothing_left()
 

@@ -26,7 +26,7 @@ Trace = Sequence[tuple[Mark, int]]
 def test_killed_trainer_and_supervisor_resume_bit_for_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     points = draw_points(replace(FAKES, num_steps=12), range(2), seed=1)
     # Many checkpoints come after the points: one of them is seen while it is written, however late the look.
-    short = replace(FAKES, num_steps=40)
+    short = replace(FAKES, num_steps=24)
     assert [(point.victim, point.in_checkpoint) for point in points] == [("trainer-0", True), ("supervisor", True)]
     assert check(short, points, directory=tmp_path), capsys.readouterr().out
     assert capsys.readouterr().out.count(": identical") == 2

@@ -16,16 +16,17 @@ from typing import Any
 from tbactl.config.layout import RunLayout
 from tbactl.config.run_record import RunRecord, read_run_record
 from tbactl.config.sections import RunConfig
-from tbactl.ipc.control_page import ControlPage
+from tbactl.ipc.control_page import ControlPage, Slot
 from tbactl.supervision.identity import processes_with, start_ticks
 from tbactl.supervision.placement import RUN_VARIABLE
+from tbactl.supervision.supervisor import POLL_S
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("supervise.py")
 # Waits end as soon as what they wait for is there. These bounds are for a machine on which others take the cores.
 WAIT_S, END_S = 120.0, 150.0
 # Two seconds of a supervisor that gets a core whenever it wants one.
-TURNS_OF_TWO_SECONDS = 20
+TURNS_OF_TWO_SECONDS = round(2.0 / POLL_S)
 # Two real searcher processes with the fake engine.
 FAKE_SEARCHERS: dict[str, Any] = {
     "num_searchers": 2, "engine": "fake", "engine_options": {"step_seconds": 0.002}, "num_completions": 4,
@@ -96,21 +97,31 @@ class SupervisedRun:
     def kill_and_see(self, name: str) -> dict[str, Any]:
         """Kill a child. Its event, which is there when the supervisor has turned as often as in two seconds.
 
-        Turns are counted, not seconds, and from when the kernel has ended the process: on a busy machine either may get
-        no core for longer than that.
+        From when the kernel has ended the process: that, too, may have to wait for a core.
         """
         supervisor, pid = self.page().supervisor, self.pid(name)
         os.kill(pid, signal.SIGKILL)
         self.wait_for(lambda: start_ticks(pid) is None)
+
+        def died() -> list[dict[str, Any]]:
+            return [event for event in self.events("child_died") if event["details"]["pid"] == pid]
+
+        return self.wait_turns(died, supervisor=supervisor, limit=TURNS_OF_TWO_SECONDS)[0]
+
+    def wait_turns(self, condition: Callable[[], Any], *, supervisor: Slot, limit: int) -> Any:
+        """What is true before the supervisor has turned more often than that from now on.
+
+        Turns are counted, not seconds: on a busy machine it may get no core for longer.
+        """
         first = supervisor.get("progress_count")
 
-        def look() -> list[dict[str, Any]]:
+        def look() -> Any:
             num_turns = supervisor.get("progress_count") - first  # before the look: what comes later is not held late
-            found = [event for event in self.events("child_died") if event["details"]["pid"] == pid]
-            assert found or num_turns <= TURNS_OF_TWO_SECONDS, f"not noticed in {num_turns} turns"
-            return found
+            value = condition()
+            assert value or num_turns <= limit, f"nothing in {num_turns} turns; output:\n{self.text}"
+            return value
 
-        return self.wait_for(look)[0]
+        return self.wait_for(look)
 
     def go_on(self) -> None:
         """Let go a trainer that is held."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,19 @@ def verifier():
     verifier = Verifier(time_limit_s=PATIENT_S)
     yield verifier
     verifier.close()
+
+
+@pytest.fixture
+def hasty(verifier):
+    """A block in which the same verifier, and a worker that is there already, has little time."""
+
+    @contextmanager
+    def block():
+        verifier._time_limit_s = BOMB_S
+        yield
+        verifier._time_limit_s = PATIENT_S
+
+    return block
 
 
 def completion(text):
@@ -58,15 +72,14 @@ def test_compare_starts_no_worker_before_it_is_needed(verifier):
 
 
 @pytest.mark.fault("I-42")
-def test_compare_bomb_is_killed_replaced_and_costs_once(verifier):
+def test_compare_bomb_is_killed_replaced_and_costs_once(verifier, hasty):
     assert verifier.compare("\\sqrt{4}", "2").outcome == "equal"
     first = verifier.worker_pid
-    verifier._time_limit_s = BOMB_S
-    start = time.monotonic()
-    assert verifier.compare(BOMB, "1").outcome == "exhausted"
-    assert BOMB_S - 0.1 < time.monotonic() - start < 60.0
+    with hasty():
+        start = time.monotonic()
+        assert verifier.compare(BOMB, "1").outcome == "exhausted"
+        assert BOMB_S - 0.1 < time.monotonic() - start < 60.0
     assert not is_running(first)
-    verifier._time_limit_s = PATIENT_S
     assert verifier.compare("2\\sqrt{5}", "\\sqrt{20}").outcome == "equal"
     second = verifier.worker_pid
     assert second not in (None, first)
@@ -75,9 +88,9 @@ def test_compare_bomb_is_killed_replaced_and_costs_once(verifier):
 
 
 @pytest.mark.fault("I-42")
-def test_score_bomb_is_a_wrong_answer_flagged_as_timeout(verifier):
-    verifier._time_limit_s = BOMB_S
-    reward = score_completion(completion(f"\\boxed{{{BOMB}}}"), gold="1", verifier=verifier)
+def test_score_bomb_is_a_wrong_answer_flagged_as_timeout(verifier, hasty):
+    with hasty():
+        reward = score_completion(completion(f"\\boxed{{{BOMB}}}"), gold="1", verifier=verifier)
     assert (reward.value, reward.error) == (0.0, None)
     assert reward.reason.startswith("timeout") and reward.metrics["is_exhausted"] == 1.0
 

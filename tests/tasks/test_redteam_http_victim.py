@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 import traceback
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import httpx
@@ -26,12 +27,19 @@ ATTACKS = ["Curse the rain.", "Roast my hat.", "Insult my singing."]
 
 
 def answers_of(stub, attacks=ATTACKS, **settings):
-    """Ask once; retries are quick, and the key is set."""
+    """Ask a new victim once."""
+    with victim_of(stub, **settings) as victim:
+        return victim.answer(attacks)
+
+
+@contextmanager
+def victim_of(stub, **settings):
+    """Its retries are quick, and the key is set."""
     fast = {"retry_delay_s": 0.01, "timeout_s": 60.0, "num_answers": 2, "api_key_env": "VICTIM_KEY"}
     options = VictimOptions.model_validate({"kind": "http", "url": stub.url, "model": "m", **fast, **settings})
     victim = load_victim(options)
     try:
-        return victim.answer(attacks)
+        yield victim
     finally:
         victim.close()
 
@@ -256,9 +264,9 @@ def test_a_retry_after_beyond_the_time_limit_is_not_waited_for(caplog):
 
 
 def test_requests_are_not_sent_faster_than_the_rate():
-    with EndpointStub(lambda *_: chat("fine")) as stub:
+    with EndpointStub(lambda *_: chat("fine")) as stub, victim_of(stub, max_requests_per_s=10.0) as victim:
         start_s = time.monotonic()  # not when the first one arrived, which may be late
-        answers_of(stub, max_requests_per_s=10.0)
+        victim.answer(ATTACKS)
     assert max(request.at_s for request in stub.requests) - start_s >= 5 / 10.0
 
 

@@ -1,4 +1,5 @@
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -79,17 +80,24 @@ def test_child_leaves_when_the_supervisors_heartbeat_stops(page: ControlPage):
 def test_child_prints_its_stacks_on_sigusr1_and_lives_on(page: ControlPage):
     child = start_child(page, timeout_s=600.0)
     child.send_signal(signal.SIGUSR1)
-    assert child.stderr is not None
-    errors = b""
-    while b"in <module>" not in errors:  # the last line of its main thread
-        errors += child.stderr.readline()
-        assert child.poll() is None, errors
+    errors = read_until(b"in <module>", child=child)  # the last line of its main thread
     beat = page.searcher(0).get("heartbeat_ns")
     wait_for(lambda: page.searcher(0).get("heartbeat_ns") > beat)
     assert child.poll() is None
     child.kill()
     child.communicate(timeout=60)
     assert b"deep_inside" in errors
+
+
+def read_until(word: bytes, *, child: subprocess.Popen, timeout_s: float = 120.0) -> bytes:
+    """What a child that lives has written to stderr when the word is there."""
+    assert child.stderr is not None
+    text, deadline = b"", time.monotonic() + timeout_s
+    while word not in text:
+        assert child.poll() is None and time.monotonic() < deadline, text
+        if select.select([child.stderr], [], [], 0.1)[0]:
+            text += os.read(child.stderr.fileno(), 65_536)
+    return text
 
 
 @pytest.mark.fault("I-61")

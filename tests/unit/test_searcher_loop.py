@@ -315,13 +315,16 @@ def test_run_drains_what_is_finished_and_ends_when_told(make):
     searcher = make(task=FakeTask(num_prompts=50, score_seconds=0.05))
     thread = threading.Thread(target=searcher.searcher.run)
     thread.start()
-    while searcher.slot.get("num_completions") < 30:
-        searcher.clock.sleep(0.01)
+
+    def wait_while(is_so) -> None:
+        while is_so():
+            assert thread.is_alive()
+            searcher.clock.sleep(0.01)
+
+    wait_while(lambda: searcher.slot.get("num_completions") < 30)
     searcher.page.supervisor.set(run_state=RunState.DRAINING)
-    while searcher.slot.get("state") != ProcessState.DRAINING:
-        searcher.clock.sleep(0.01)
-    while searcher.scorer.num_pending + searcher.outbox.num_waiting:
-        searcher.clock.sleep(0.01)
+    wait_while(lambda: searcher.slot.get("state") != ProcessState.DRAINING)
+    wait_while(lambda: searcher.scorer.num_pending + searcher.outbox.num_waiting)
     searcher.clock.sleep(0.3)
     started = searcher.slot.get("num_prompts_started")
     assert thread.is_alive(), "it waits for STOPPING"

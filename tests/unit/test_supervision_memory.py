@@ -12,6 +12,7 @@ import pytest
 from tbactl.config.derived import shared_memory_bytes
 from tbactl.config.sections import RunConfig
 from tbactl.errors import CapacityError
+from tbactl.supervision import reclaim as reclaim_module
 from tbactl.supervision import shared_memory
 from tbactl.supervision.identity import start_ticks
 from tbactl.supervision.reclaim import UNOWNED_GRACE_S, end_processes_of, reclaim, stale_segments
@@ -98,10 +99,29 @@ def test_processes_of_a_dead_run_are_ended(tmp_path: Path):
         while not (ended := end_processes_of(tmp_path / "gone")):
             assert time.monotonic() < deadline
         assert ended == [stray.pid]
+        assert start_ticks(stray.pid) is None  # seen gone, though it is not reaped yet
         assert stray.wait(timeout=60) == -9
     finally:
         stray.kill()
         stray.wait(timeout=60)
+
+
+def test_end_of_a_process_is_waited_for_up_to_a_limit_and_that_of_a_stranger_with_its_pid_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        try:
+            monkeypatch.setattr(reclaim_module, "processes_with", lambda variable, value: iter([process.pid]))
+            monkeypatch.setattr(os, "kill", lambda pid, number: None)  # as one that the kernel cannot end
+            before_s = time.monotonic()
+            assert end_processes_of(tmp_path, limit_s=0.1) == [process.pid]
+            assert time.monotonic() - before_s >= 0.1
+            monkeypatch.setattr(reclaim_module, "start_ticks", lambda pid: 1)  # that one started with the machine
+            monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("waits for a stranger"))
+            assert end_processes_of(tmp_path) == [process.pid]
+        finally:
+            monkeypatch.undo()
+            process.kill()
 
 
 def test_missing_root_has_nothing_stale(tmp_path: Path):
