@@ -6,9 +6,10 @@ Runs `tbactl run redteam` for each method and seed within one budget, and counts
 on the way, not only the last policy's. What is finished is kept in RESULTS and not done again; at the end the tables
 are printed, and written with a figure: redteam_baseline.md, .csv and .png.
 
-The baseline is REINFORCE without its KL penalty (beta = 1e-6, the least that counts for nothing beside rewards of size
-1), on the newest attacks only, with nothing kept apart: it may go for the best attack and repeat it. Everything else is
-the recipe's: start policy, victim, classifier, learning rate, asynchrony.
+TBA has beta = 0.1: the recipe's keeps more of the diversity and needs twice the steps. The baseline is REINFORCE
+without its KL penalty (beta = 1e-6, the least that counts for nothing beside rewards of size 1), on the newest attacks
+only, with nothing kept apart: it may go for the best attack and repeat it. Everything else is the recipe's: start
+policy, victim, classifier, learning rate, asynchrony.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tbactl_redteam.encoder import Encode, sentence_encoder
 
 # Whole sections where the recipe's schedules must go: only trajectory balance has a tempered target.
 METHODS: Mapping[str, tuple[str, ...]] = {
-    "TBA": (),
+    "TBA": ("objective.beta=0.1",),
     "greedy": (
         'objective={kind = "reinforce", beta = 1e-6}',
         "replay.on_policy_fraction=1.0",
