@@ -108,6 +108,7 @@ def test_trainer_that_dies_ends_the_run_with_the_last_lines_of_its_log(tmp_path:
 def test_killed_trainer_is_named_with_its_signal(tmp_path: Path):
     with supervised_run(tmp_path, trainer=FOREVER) as run:
         run.wait_until_training()
+        run.wait_for(lambda: run.page().searcher(1).get("num_completions"))
         killed_s = time.monotonic()
         os.kill(run.pid("trainer-0"), signal.SIGKILL)
         assert run.wait() == 5

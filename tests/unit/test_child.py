@@ -55,8 +55,9 @@ die_with_parent()
 page = ControlPage.open(Path(sys.argv[1]))
 pulse = Pulse(page.searcher(0), supervisor=page.supervisor, supervisor_timeout_s=float(sys.argv[2]))
 pulse.start()
-pulse.enter(ProcessState.RUNNING)
-def deep_inside(): time.sleep(600)
+def deep_inside():
+    pulse.enter(ProcessState.RUNNING)
+    time.sleep(600)
 deep_inside()
 """
 
