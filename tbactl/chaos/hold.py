@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from tbactl.chaos.faults import FROM_OUTSIDE, Fault, Phase
 from tbactl.chaos.phase import holding_process, is_in_phase, may_drain
-from tbactl.chaos.settings import HOLD_S, CaseLayout
+from tbactl.chaos.settings import HOLD_S, STUCK_HOLD_S, CaseLayout
 from tbactl.chaos.trigger import after, before, wrap
 from tbactl.config.layout import ProcessConfig
 from tbactl.ipc.control_page import ControlPage, RunState
@@ -32,7 +32,7 @@ def install_hold(fault: Fault, *, name: str, layout: CaseLayout, config: Process
 
 
 class Hold:
-    """Rests until the phase of a fault was seen, HOLD_S at most in all the life of the process.
+    """Rests until the phase of a fault was seen; how long at most, in all the life of the process, is in the settings.
 
     Whether a fault strikes must not depend on who gets a core when. A fault from inside has to be armed before the call
     that is to fail. One from outside is to hit a process at its work, wherever that is: the rest comes after it.
@@ -44,7 +44,7 @@ class Hold:
         self._is_trainer = config.role == "trainer"
         self._page = ControlPage.open(config.shm.control, read_only=True)
         self._last_version = config.run.trainer.max_steps - 1
-        self._left_s = HOLD_S
+        self._left_s = STUCK_HOLD_S if fault.kind == "stuck-reward" else HOLD_S
 
     def install(self) -> None:
         """Into the calls that make the phase. What is wrapped last acts first."""

@@ -17,8 +17,8 @@ HEARTBEAT_S = 1.5
 START_S, SYNC_S, SAVE_S = 0.3, 0.15, 0.3
 # How long the phase in which the fault is to strike waits for that look: no progress that any limit below would miss.
 HOLD_S = 3.0
-# A reward that never returns is noticed by its limit: the run must not be over before.
-STUCK_LIMIT_S, NUM_STUCK_STEPS = 5.0, 4 * NUM_STEPS
+# A reward that never returns is noticed by its limit: the run must not be over before, nor a hold take so long.
+STUCK_LIMIT_S, STUCK_HOLD_S, NUM_STUCK_STEPS = 1.5, 0.7, 3 * NUM_STEPS
 # Only a process that is stopped is noticed by its heartbeat, and one that is slow must not be.
 BY_HEARTBEAT = ("stop", "slow")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,8 @@ def registered_problems(
     if "objective" in sections:
         yield from _objective_problems(settings)
     if "replay" in sections:
-        yield from _encoder_problems(("replay", "embedder"), settings.get(("replay", "embedder")))
+        path = ("replay", "embedder")
+        yield from _model_problems(path, settings.get(path), find_packaged=packaged_encoder)
 
 
 def _task_problems(name: str, options: Any) -> Iterator[Problem]:
@@ -97,21 +98,17 @@ def _policy_problems(task: str, policy: Any) -> Iterator[Problem]:
         except TbactlError as error:
             prefix = f"policy.path = '{policy}': "
             yield Problem(path, prefix + str(error).removeprefix(prefix))
-    elif policy.startswith(PACKAGE_PREFIX):
-        try:
-            check_packaged_policy(policy)
-        except ConfigError as error:
-            yield Problem(path, f"policy.path = '{policy}': {error}")
     else:
-        yield from _no_directory(path, policy)
+        yield from _model_problems(path, policy, find_packaged=check_packaged_policy)
 
 
-def _encoder_problems(path: KeyPath, source: Any) -> Iterator[Problem]:
+def _model_problems(path: KeyPath, source: Any, *, find_packaged: Callable[[str], object]) -> Iterator[Problem]:
+    """Of a model by package:NAME, directory or hub name."""
     if not isinstance(source, str):
         return
     if source.startswith(PACKAGE_PREFIX):
         try:
-            packaged_encoder(source)
+            find_packaged(source)
         except ConfigError as error:
             yield Problem(path, f"{dotted(path)} = '{source}': {error}")
     else:
