@@ -10,7 +10,8 @@ on *remembered* ones of nobody's (for TRL: beta = 0).
 
     tbactl         the learner as the trainer drives it
     deepspeed      a plain loop over the same micro-batches with DeepSpeed's engine
-    torch          the same loop with torch alone: the bare loop on the same work
+    torch          the same loop with torch alone: the bare loop on the same work (these three compute large matrix
+                   products by oneDNN where that is faster, and keep freed memory, as a run's trainer does)
     torch-padded   the loop as one writes it first: prompts repeated, rows padded, logits of the whole vocabulary
     trl-N          TRL's GRPOTrainer, N trajectories in a pass, with the completions given: no generation is counted
 """
@@ -36,8 +37,10 @@ from benchmarks.measuring import (
     target,
 )
 from benchmarks.training_work import COMPLETION_TOKENS, GROUP_SIZE, KINDS, PROMPT_TOKENS
+from tbactl.supervision.placement import KEEP_FREED_MEMORY
 
-NAMES = ("tbactl", "deepspeed", "torch", "torch-padded")
+SAME_WORK = ("tbactl", "deepspeed", "torch")
+NAMES = (*SAME_WORK, "torch-padded")
 
 
 def main() -> None:
@@ -54,7 +57,14 @@ def main() -> None:
     num_groups, repetitions = arguments.groups or usual[0], arguments.repetitions or usual[1]
     with ExitStack() as stack:
         workers = {
-            name: stack.enter_context(Worker("benchmarks.training_worker", [name], threads=arguments.threads))
+            name: stack.enter_context(
+                Worker(
+                    "benchmarks.training_worker",
+                    [name],
+                    threads=arguments.threads,
+                    environment=KEEP_FREED_MEMORY if name in SAME_WORK else {},
+                )
+            )
             for name in NAMES
         }
         for rows in () if arguments.no_peer else sorted({GROUP_SIZE, num_groups * GROUP_SIZE}):

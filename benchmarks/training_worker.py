@@ -2,7 +2,7 @@
 
 tbactl         the learner as the trainer drives it
 deepspeed      forward, loss and backward of the same micro-batches in a plain loop over DeepSpeed's engine
-torch          the same loop with torch alone: the bare loop on the same work
+torch          the same loop with torch alone: the bare loop on the same work, matrix products included
 torch-padded   a loop as one writes it first: a row for each trajectory, logits of the whole vocabulary
 """
 
@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.measuring import Stopwatch, serve
 from benchmarks.training_work import BETA, GROUP_SIZE, KINDS, make_batch, num_completion_tokens, trainer_config
 from tbactl.config.layout import ProcessConfig
+from tbactl.matmul import use_full_vector_width
 from tbactl.trainer.collate import MicroBatch, collate
 from tbactl.trainer.deepspeed_backend import DeepSpeedBackend
 from tbactl.trainer.layout import plan_micro_batches
@@ -65,6 +66,7 @@ def of_learner(config: ProcessConfig) -> Step:
 
 def of_backend(config: ProcessConfig) -> Step:
     """DeepSpeed's engine around our scoring model, without the learner."""
+    use_full_vector_width()
     # Only for its process group: DeepSpeed wants one.
     init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     backend = DeepSpeedBackend(_scoring_model(config), run=config.run)
@@ -73,6 +75,7 @@ def of_backend(config: ProcessConfig) -> Step:
 
 def of_torch(config: ProcessConfig) -> Step:
     """The same model and work with torch's own autograd and optimizer."""
+    use_full_vector_width()
     model = _scoring_model(config)
     optimizer = _optimizer(model, config)
 

@@ -17,6 +17,7 @@ from tbactl.clock import SystemClock
 from tbactl.config.sections import SftConfig
 from tbactl.errors import ConfigError, TaskError, TbactlError
 from tbactl.ipc.child import run_and_leave
+from tbactl.matmul import use_full_vector_width
 from tbactl.sft.examples import ExampleSource
 from tbactl.sft.loop import train
 
@@ -32,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         config = _read_config(options.config)
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+        use_full_vector_width()
         policy = train(config, source=_example_source(config), clock=SystemClock(), resume=options.resume)
     except TbactlError as error:
         print(error)  # standard output: what started this process makes it its own message

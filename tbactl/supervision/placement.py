@@ -22,6 +22,19 @@ RUN_VARIABLE = "TBACTL_SHM_DIRECTORY"
 # What a launcher around the supervisor may have set for itself.
 FOREIGN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "VLLM_PORT")
 
+# Tensors of megabytes come and go all the time. By default glibc gives each back to the kernel, which then clears its
+# pages anew: a tenth to a quarter of a trainer's time on a CPU. So what was freed is kept, in huge pages.
+KEEP_FREED_MEMORY = {
+    "GLIBC_TUNABLES": ":".join(
+        (
+            f"glibc.malloc.mmap_threshold={32 * 2**20}",
+            f"glibc.malloc.trim_threshold={4 * 2**30}",
+            f"glibc.malloc.top_pad={64 * 2**20}",
+            "glibc.malloc.hugetlb=1",
+        )
+    )
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
@@ -166,6 +179,7 @@ def child_environment(
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "PYTHONFAULTHANDLER": "1",
+        **KEEP_FREED_MEMORY,
     }
     required = {
         "PYTHONUNBUFFERED": "1",  # a killed process leaves its last lines in the log

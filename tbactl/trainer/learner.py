@@ -28,6 +28,7 @@ from tbactl.config.problems import show_value
 from tbactl.engines.policy_files import stop_token_ids
 from tbactl.errors import CheckpointError, ConfigError
 from tbactl.ipc.codec import decode, encode
+from tbactl.matmul import use_full_vector_width
 from tbactl.objectives.batch import Objective, ObjectiveBatch
 from tbactl.objectives.schedules import training_temperature
 from tbactl.protocols import ProbeBatch, UpdateReport
@@ -75,6 +76,7 @@ class DeepSpeedLearner:
         disable_progress_bar()
         self._run = run
         self._ranks = RankGroup(config, device=accelerator_device())
+        use_full_vector_width()
         torch.manual_seed(run.seed)
         self._was_deterministic = torch.are_deterministic_algorithms_enabled()
         if run.mode == "sync" and accelerator_device().type == "cpu":

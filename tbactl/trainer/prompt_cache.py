@@ -68,6 +68,12 @@ class _ContinuedLayer(_Layer):
         assert self.keys is not None and self.values is not None
         # Expanded here and not before, so that a layer that is recomputed keeps no expanded copy.
         return (
-            torch.cat([self.keys[self._row_group], key_states], dim=-2),
-            torch.cat([self.values[self._row_group], value_states], dim=-2),
+            torch.cat([self._for_each_row(self.keys), key_states], dim=-2),
+            torch.cat([self._for_each_row(self.values), value_states], dim=-2),
         )
+
+    def _for_each_row(self, of_prompts: KeysOrValues) -> KeysOrValues:
+        if len(of_prompts) == 1:
+            # The same numbers as below, without a copy, and the gradient is a plain sum.
+            return of_prompts.expand(len(self._row_group), -1, -1, -1)
+        return of_prompts[self._row_group]

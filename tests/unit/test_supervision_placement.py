@@ -1,4 +1,7 @@
+import os
 import socket
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -118,6 +121,34 @@ def test_child_environment_keeps_the_users_but_not_a_launchers_variables():
     assert found["HF_HUB_OFFLINE"] == "1" and found["VLLM_LOGGING_LEVEL"] == "DEBUG"
     assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0" and found[RUN_VARIABLE] == "/dev/shm/x"
     assert found["TOKENIZERS_PARALLELISM"] == "false"
+
+
+FAULTS_OF_BIG_BLOCKS = """
+import ctypes, resource
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+def fill(size):
+    block = libc.malloc(size)
+    ctypes.memset(block, 1, size)
+    libc.free(block)
+fill(8 << 20)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(50):
+    fill(8 << 20)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="not glibc")
+def test_children_do_not_ask_the_kernel_for_the_same_memory_again_and_again():
+    def num_faults(inherited: dict[str, str]) -> int:
+        environment = child_environment(Place(), shm_directory=Path("/dev/shm/x"), inherited=inherited)
+        found = subprocess.run([sys.executable, "-c", FAULTS_OF_BIG_BLOCKS], env=environment, capture_output=True)
+        return int(found.stdout)
+
+    # 50 times 8 MiB are 102,400 pages of 4 KiB, or 200 of 2 MiB.
+    assert num_faults({}) < 50
+    assert num_faults({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=131072"}) >= 200
 
 
 @pytest.mark.fault("I-66")
