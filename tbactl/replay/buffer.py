@@ -62,6 +62,7 @@ class ReplayBuffer:
             reward (of equal ones the oldest), which may be the one that just came.
         likeness: Tells which trajectories of a prompt are almost the same, of which the one with the highest reward
             stays, of equal ones the newer; None keeps them all.
+        equal_rewards_last: Among fresh prompts, those whose fresh trajectories all have one reward come last.
 
     Raises:
         ConfigError: A capacity is smaller than a group.
@@ -74,6 +75,7 @@ class ReplayBuffer:
         capacity_per_prompt: int,
         eviction: Eviction = "oldest",
         likeness: Likeness | None = None,
+        equal_rewards_last: bool = False,
     ) -> None:
         problems = [
             f"replay.{name} is {value}; a group needs at least {MIN_GROUP_SIZE} trajectories."
@@ -90,6 +92,7 @@ class ReplayBuffer:
         self.counters = BufferCounters()
         self.holdings = Holdings(eviction)
         self._likeness = likeness
+        self._equal_rewards_last = equal_rewards_last
         self._batch: list[_Use] | None = None
         self._last_drawn: list[Sequence[int]] = []
 
@@ -220,7 +223,7 @@ class ReplayBuffer:
         """Put a changed prompt where it belongs in the orders of drawing, or nowhere."""
         prompt_id = prompt.prompt_id
         if len(prompt) >= MIN_GROUP_SIZE:
-            self.recency.place(prompt_id, (prompt.num_fresh > 0, prompt.newest_version))
+            self.recency.place(prompt_id, (self._rank(prompt), prompt.newest_version))
             if prompt_id not in self.urn:
                 self.urn.add(prompt_id)
         else:
@@ -229,6 +232,12 @@ class ReplayBuffer:
                 self.urn.remove(prompt_id)
             if not len(prompt):
                 del self.prompts[prompt_id]
+
+    def _rank(self, prompt: StoredPrompt) -> int:
+        """As in `RecencyKey`."""
+        if not prompt.num_fresh:
+            return 0
+        return 2 if self._equal_rewards_last and prompt.has_contrast else 1
 
     def expire(self, *, oldest_version: int) -> int:
         """Remove all trajectories of versions before `oldest_version`; returns how many."""

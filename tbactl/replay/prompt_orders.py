@@ -112,12 +112,12 @@ class Urn:
         self._swaps = None
 
 
-RecencyKey = tuple[bool, int]
-"""(is fresh, newest version): the greatest is the most recent."""
+RecencyKey = tuple[int, int]
+"""(rank, newest version): the greatest comes first. Rank 0: not fresh; 1: fresh; 2: before other fresh ones."""
 
 
 class RecencyOrder:
-    """Prompts by `RecencyKey`: fresh ones first, among these the newest version first, then uniformly."""
+    """Prompts by `RecencyKey`: highest rank first, among these the newest version first, then uniformly."""
 
     def __init__(self) -> None:
         self._keys: list[RecencyKey] = []
@@ -187,15 +187,15 @@ class RecencyOrder:
                 return allowed[int(rng.integers(len(allowed)))]
         raise AssertionError("all prompts are excluded")
 
-    def dump(self) -> list[tuple[bool, int, list[int]]]:
-        """All state, in order: (is fresh, newest version, prompt ids)."""
+    def dump(self) -> list[tuple[int, int, list[int]]]:
+        """All state, in order: (rank, newest version, prompt ids)."""
         return [(*key, list(self._prompts[key].items)) for key in self._keys]
 
     @classmethod
-    def restore(cls, dumped: list[tuple[bool, int, list[int]]]) -> RecencyOrder:
+    def restore(cls, dumped: list[tuple[int, int, list[int]]]) -> RecencyOrder:
         """The reverse of `dump`."""
         order = cls()
-        for is_fresh, version, prompt_ids in dumped:
+        for rank, version, prompt_ids in dumped:
             for prompt_id in prompt_ids:
-                order.place(prompt_id, (is_fresh, version))
+                order.place(prompt_id, (rank, version))
         return order

@@ -69,7 +69,8 @@ class _State(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     counters: BufferCounters
     urn: list[int]
     urn_num_left: int
-    recency: list[tuple[bool, int, list[int]]]
+    recency: list[tuple[int | bool, int, list[int]]]
+    """As `RecencyOrder.dump` says; a rank was true or false once."""
 
 
 def save_buffer(buffer: ReplayBuffer, directory: Path) -> None:
@@ -144,6 +145,7 @@ def load_buffer(
     capacity_per_prompt: int,
     eviction: Eviction = "oldest",
     likeness: Likeness | None = None,
+    equal_rewards_last: bool = False,
 ) -> ReplayBuffer:
     """The buffer that `save_buffer` wrote; what exceeds capacities smaller than then is evicted, counted and logged.
 
@@ -156,6 +158,7 @@ def load_buffer(
         capacity_per_prompt=capacity_per_prompt,
         eviction=eviction,
         likeness=likeness,
+        equal_rewards_last=equal_rewards_last,
     )
     try:
         _check_data(directory / DATA_NAME, state)

@@ -127,6 +127,13 @@ class StoredPrompt:
         return len(self.fresh)
 
     @property
+    def has_contrast(self) -> bool:
+        """Whether rewards of fresh ones differ; O(fresh)."""
+        rewards = (self._columns.reward[slot] for slot in self.fresh)
+        first = next(rewards, None)
+        return any(reward != first for reward in rewards)
+
+    @property
     def trajectories(self) -> list[StoredTrajectory]:
         """Copies of all, oldest first; O(trajectories)."""
         return [self.stored(slot) for slot in self.ages]

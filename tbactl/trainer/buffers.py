@@ -27,6 +27,7 @@ def new_buffer(run: RunConfig, *, note_progress: Callable[[], object] = lambda: 
         capacity_per_prompt=replay.capacity_per_prompt,
         eviction=replay.eviction,
         likeness=_likeness(run, note_progress=note_progress),
+        equal_rewards_last=replay.equal_rewards == "last",
     )
 
 
@@ -51,6 +52,7 @@ def saved_buffer(
         capacity_per_prompt=replay.capacity_per_prompt,
         eviction=replay.eviction,
         likeness=_likeness(run, note_progress=note_progress),
+        equal_rewards_last=replay.equal_rewards == "last",
     )
 
 

@@ -58,8 +58,9 @@ def blocks_of(size: int | None) -> Iterator[None]:
 class PlainModel:
     """The rules of storage as plain as can be: a list of what is held."""
 
-    def __init__(self, *, capacity: int, capacity_per_prompt: int, eviction: str) -> None:
+    def __init__(self, *, capacity: int, capacity_per_prompt: int, eviction: str, equal_rewards_last: bool) -> None:
         self.capacity, self.capacity_per_prompt, self.eviction = capacity, capacity_per_prompt, eviction
+        self.equal_rewards_last = equal_rewards_last
         self.items: list[dict] = []
         self.number = 0
 
@@ -130,7 +131,7 @@ def assert_buffer_equals_model(buffer: ReplayBuffer, model: PlainModel) -> None:
     assert counters.num_new - counters.num_evicted - counters.num_expired == len(buffer)
 
 
-def assert_orders_of_drawing_are_right(buffer: ReplayBuffer) -> None:
+def assert_orders_of_drawing_are_right(buffer: ReplayBuffer, model: PlainModel) -> None:
     eligible = {}
     for prompt_id, prompt in buffer.prompts.items():
         ages = [(stored.version, stored.insert_number) for stored in prompt.trajectories]
@@ -139,10 +140,12 @@ def assert_orders_of_drawing_are_right(buffer: ReplayBuffer) -> None:
         fresh = [number for _, number in ages if number > prompt.last_draw]
         assert sorted(buffer.columns.insert_number[slot] for slot in prompt.fresh) == sorted(fresh)
         if len(ages) >= 2:
-            eligible[prompt_id] = (bool(fresh), ages[-1][0])
+            rewards_of_fresh = {stored.reward for stored in prompt.trajectories if stored.insert_number in fresh}
+            comes_first = model.equal_rewards_last and len(rewards_of_fresh) > 1
+            eligible[prompt_id] = (bool(fresh) + comes_first, ages[-1][0])
     assert sorted(buffer.urn.items) == sorted(eligible)
     assert 0 <= buffer.urn.num_left <= len(eligible)
-    by_recency = {item: (fresh, version) for fresh, version, items in buffer.recency.dump() for item in items}
+    by_recency = {item: (rank, version) for rank, version, items in buffer.recency.dump() for item in items}
     assert by_recency == eligible
 
 
@@ -223,25 +226,32 @@ def select(buffer: ReplayBuffer, sampler: MixtureSampler, rng, num_prompts: int,
     operations,
     st.integers(2, 20),
     st.integers(2, 9),
-    evictions,
+    st.builds(dict, eviction=evictions, equal_rewards_last=st.booleans()),
     st.sampled_from([None, 2, 4]),
     st.integers(0, 2**32),
 )
 @settings(max_examples=200)
-def test_buffer_does_what_the_plain_rules_say(steps, capacity, capacity_per_prompt, eviction, block_size, seed):
+def test_buffer_does_what_the_plain_rules_say(steps, capacity, capacity_per_prompt, options, block_size, seed):
     with blocks_of(block_size):
-        pair = Pair(seed=seed, capacity=capacity, capacity_per_prompt=capacity_per_prompt, eviction=eviction)
+        pair = Pair(seed=seed, capacity=capacity, capacity_per_prompt=capacity_per_prompt, **options)
         for operation in steps:
             pair.apply(operation)
             assert_buffer_equals_model(pair.buffer, pair.model)
-            assert_orders_of_drawing_are_right(pair.buffer)
+            assert_orders_of_drawing_are_right(pair.buffer, pair.model)
 
 
 @pytest.mark.fault("I-49")
-@given(operations, operations, evictions, st.sampled_from([None, 2, 4]), st.integers(0, 2**32))
+@given(operations, operations, evictions, st.booleans(), st.sampled_from([None, 2, 4]), st.integers(0, 2**32))
 @settings(max_examples=100)
-def test_restored_buffer_makes_the_same_draws_and_evictions(before, after, eviction, block_size, seed):
-    rules = {"capacity": 16, "capacity_per_prompt": 8, "eviction": eviction}
+def test_restored_buffer_makes_the_same_draws_and_evictions(
+    before, after, eviction, equal_rewards_last, block_size, seed
+):
+    rules = {
+        "capacity": 16,
+        "capacity_per_prompt": 8,
+        "eviction": eviction,
+        "equal_rewards_last": equal_rewards_last,
+    }
     with blocks_of(block_size):
         original = Pair(seed=seed, **rules)
         for operation in before:
@@ -263,7 +273,7 @@ def test_restored_buffer_makes_the_same_draws_and_evictions(before, after, evict
 @given(operations, evictions, st.integers(2, 10), st.integers(2, 5))
 @settings(max_examples=50)
 def test_restore_into_smaller_capacities_keeps_what_leaves_last(steps, eviction, capacity, capacity_per_prompt):
-    pair = Pair(seed=0, capacity=100, capacity_per_prompt=100, eviction=eviction)
+    pair = Pair(seed=0, capacity=100, capacity_per_prompt=100, eviction=eviction, equal_rewards_last=False)
     for operation in steps:
         pair.apply(operation)
     smaller = {"capacity": capacity, "capacity_per_prompt": capacity_per_prompt, "eviction": eviction}
@@ -273,5 +283,5 @@ def test_restore_into_smaller_capacities_keeps_what_leaves_last(steps, eviction,
         model.trim(lambda item, prompt_id=prompt_id: item["prompt"] == prompt_id, capacity_per_prompt)
     model.trim(lambda item: True, capacity)
     assert_buffer_equals_model(restored, model)
-    assert_orders_of_drawing_are_right(restored)
+    assert_orders_of_drawing_are_right(restored, model)
     assert restored.counters.num_evicted - pair.buffer.counters.num_evicted == len(pair.buffer) - len(restored)

@@ -126,6 +126,24 @@ def test_recency_fills_up_with_the_newest_others():
     assert sorted(tokens_of(group)) == [8, 9, 20, 21]
 
 
+def test_equal_rewards_last_takes_prompts_whose_rewards_differ_first():
+    buffer = ReplayBuffer(capacity=100, capacity_per_prompt=100, equal_rewards_last=True)
+    buffer.insert(make_group(1, range(3), version=4, rewards=[1.0, 1.0, 1.0]))
+    buffer.insert(make_group(2, range(3), version=2, rewards=[1.0, 1.0, 0.0]))
+    buffer.insert(make_group(3, range(3), version=3, rewards=[0.0, 1.0, 0.0]))
+    buffer.insert(make_group(4, range(3), version=5, rewards=[0.0, 0.0, 0.0]))
+    assert prompts_of(draw(RECENT, buffer, 4)) == [3, 2, 4, 1]
+
+
+def test_equal_rewards_last_judges_by_what_came_since_the_last_draw():
+    buffer = ReplayBuffer(capacity=100, capacity_per_prompt=100, equal_rewards_last=True)
+    buffer.insert(make_group(1, range(3), rewards=[1.0, 0.0, 0.0]))
+    draw(RECENT, buffer)
+    buffer.insert(make_group(1, range(3, 6), version=2, rewards=[1.0, 1.0, 1.0]))
+    buffer.insert(make_group(2, range(3), version=1, rewards=[1.0, 0.0, 0.0]))
+    assert prompts_of(draw(RECENT, buffer, 2)) == [2, 1]
+
+
 def test_more_new_trajectories_than_the_prompt_keeps_stay_within_what_it_holds():
     """The reference code counts new items before trimming and then indexes from the wrong end."""
     buffer = ReplayBuffer(capacity=1000, capacity_per_prompt=5)

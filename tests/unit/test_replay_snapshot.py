@@ -92,6 +92,24 @@ def test_buffer_that_evicts_by_reward_goes_on_so(tmp_path: Path):
     assert sorted(restored.rewards) == [0.3, 0.4, 0.5, 0.6]
 
 
+def test_snapshot_whose_orders_say_true_and_false_for_fresh_is_read(tmp_path: Path):
+    buffer = make_buffer()
+    save_buffer(buffer, tmp_path)
+    state = json.loads((tmp_path / STATE_NAME).read_text())
+    state["recency"] = [[bool(rank), version, prompt_ids] for rank, version, prompt_ids in state["recency"]]
+    (tmp_path / STATE_NAME).write_text(json.dumps(state))
+    assert load(tmp_path).recency.dump() == buffer.recency.dump()
+
+
+def test_equal_rewards_that_come_last_from_a_resume_on_do_so(tmp_path: Path):
+    buffer = ReplayBuffer(capacity=100, capacity_per_prompt=10)
+    buffer.insert(make_group(1, range(2), version=1, rewards=[1.0, 1.0]))
+    buffer.insert(make_group(2, range(2), version=0, rewards=[1.0, 0.0]))
+    save_buffer(buffer, tmp_path)
+    restored = load_buffer(tmp_path, capacity=100, capacity_per_prompt=10, equal_rewards_last=True)
+    assert [prompt_ids for _, _, prompt_ids in restored.recency.dump()] == [[1], [2]]
+
+
 def test_empty_buffer_survives(tmp_path: Path):
     save_buffer(ReplayBuffer(capacity=10, capacity_per_prompt=5), tmp_path)
     assert len(load(tmp_path)) == 0
