@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import mmap
 import os
 import signal
 import time
@@ -24,6 +25,7 @@ from tbactl.trainer.intake import Intake
 from tbactl.types import Reward
 
 FAIL_EVERY = 20
+STUCK_STEP_S = 0.001
 
 
 def install(fault: Fault, *, layout: CaseLayout) -> None:
@@ -101,20 +103,25 @@ def _write_too_much(trigger: Trigger) -> None:
 
 def _tear_record(trigger: Trigger) -> None:
     """The writer is killed when half of a record's payload is in the ring."""
-    is_header_torn = False
+
+    class TornMap(mmap.mmap):
+        """A ring's mapping: the header of a record is stored through its buffer, the payload as a slice of it."""
+
+        def __setitem__(self, place: slice, payload: bytes) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+            if trigger.pull():
+                half = len(payload) // 2
+                super().__setitem__(slice(place.start, place.start + half), payload[:half])
+                os.kill(os.getpid(), signal.SIGKILL)
+            super().__setitem__(place, payload)
 
     def make(original: Hook) -> Hook:
-        def put(ring: RingWriter, position: int, data: bytes) -> None:
-            nonlocal is_header_torn
-            if is_header_torn:
-                original(ring, position, data[: len(data) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            original(ring, position, data)
-            is_header_torn = trigger.pull()
+        def init(ring: RingWriter, path: Path) -> None:
+            original(ring, path)
+            ring._map = TornMap(ring._descriptor, len(ring._map))
 
-        return put
+        return init
 
-    wrap(RingWriter, "_put", make)
+    wrap(RingWriter, "__init__", make)
 
 
 def _load_half(trigger: Trigger) -> None:
@@ -170,6 +177,24 @@ def _fail_requests(trigger: Trigger) -> None:
     wrap(FakeEngine, "step", make)
 
 
+def _finish_nothing(trigger: Trigger) -> None:
+    """From now on the engine turns, and no request gets on."""
+    is_stuck = False
+
+    def make(original: Hook) -> Hook:
+        def step(engine: FakeEngine) -> list[FinishedRequest]:
+            nonlocal is_stuck
+            is_stuck = is_stuck or trigger.pull()
+            if not is_stuck:
+                return original(engine)
+            time.sleep(STUCK_STEP_S)
+            return []
+
+        return step
+
+    wrap(FakeEngine, "step", make)
+
+
 def _no_space(method: str) -> Callable[[Trigger], None]:
     """Where no file system may be mounted: the call that would meet a full one fails as it would."""
 
@@ -190,6 +215,7 @@ BY_KIND: Mapping[Kind, Callable[[Trigger], None]] = {
     "failed-load": _load_half,
     "wrong-weights": _keep_old_weights,
     "failing-engine": _fail_requests,
+    "stuck-engine": _finish_nothing,
     "full-shm": _no_space("write_weights"),
     "full-disk": _no_space("save"),
 }

@@ -3,10 +3,16 @@
 Both ends map the same file (`ring_file.py`), which outlives them: a restarted reader finds what was not yet read, a
 restarted writer goes on where the last complete record ended.
 
-A record is (length u32, CRC32 u32, sequence number u64, payload), little-endian, at byte `position % capacity`; any
-part of it may wrap. The payload is stored first and the cursor last, by one aligned 8-byte store: whoever dies in
-between leaves the other end unaffected. x86 keeps the two in order; on processors that do not, a record seen too early
-fails its CRC and is read again.
+A record is (length u32, sequence number modulo 2**32 u32, XXH3 u64, payload), little-endian, at byte `position %
+capacity`; any part of it may wrap. The checksum is that of the payload, seeded with the whole sequence number: what an
+earlier lap left at the same place never passes for the record. The payload is stored first and the cursor last, by one
+aligned 8-byte store: whoever dies in between leaves the other end unaffected. x86 keeps the two in order; on processors
+that do not, a record seen too early fails its checksum and is read again.
+
+An end takes its own cursor from the header each time, so that no exception can part what it believes from what it has
+published. Of the other end's cursor it keeps the last value seen, which can only lag behind, and looks again when the
+ring seems full or empty. `try_write` and `try_read` do the usual, a record in one piece, without a call of ours; what
+wraps or is damaged goes the long way round.
 
 Before this file on the way of a trajectory: `codec.py`. After it: the trainer's intake.
 """
@@ -15,11 +21,14 @@ from __future__ import annotations
 
 import logging
 import struct
-import zlib
+from pathlib import Path
+
+from xxhash import xxh3_64_intdigest
 
 from tbactl.errors import CapacityError
 from tbactl.ipc.ring_file import (
     CORRUPT_WORD,
+    HEADER_BYTES,
     LOST_WORD,
     OVERSIZE_WORD,
     READ_CURSOR_WORD,
@@ -37,14 +46,11 @@ logger = logging.getLogger(__name__)
 
 _RECORD_HEADER = struct.Struct("<IIQ")
 assert _RECORD_HEADER.size == RECORD_OVERHEAD_BYTES
-_MAX_LENGTH = 2**32 - 1
+_pack_header_into, _unpack_header_from = _RECORD_HEADER.pack_into, _RECORD_HEADER.unpack_from
+_MAX_UINT32 = 2**32 - 1
+_WRITE_POSITION_WORDS, _READ_POSITION_WORDS = WRITE_CURSOR_WORD + 1, READ_CURSOR_WORD + 1
 # A record that looks damaged is looked at again: a weakly ordered processor may show the cursor before the payload.
 _READ_ATTEMPTS = 3
-
-
-def _checksum(length: int, sequence_number: int, payload: bytes) -> int:
-    # Over length and sequence number too, and never 0 for an all-zero record.
-    return zlib.crc32(payload, zlib.crc32(struct.pack("<IQ", length, sequence_number)))
 
 
 class RingWriter(RingEnd):
@@ -59,10 +65,12 @@ class RingWriter(RingEnd):
     _own_word = WRITE_CURSOR_WORD
     _role = "writer"
 
-    @property
-    def max_payload_bytes(self) -> int:
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.max_payload_bytes = min(self.capacity_bytes - RECORD_OVERHEAD_BYTES, _MAX_UINT32)
         """The largest payload that fits into the ring when it is empty."""
-        return min(self.capacity_bytes - RECORD_OVERHEAD_BYTES, _MAX_LENGTH)
+        self._file_bytes = HEADER_BYTES + self.capacity_bytes
+        self._free_until = 0  # position up to which the reader is known to have left the ring; looked up when needed
 
     def try_write(self, payload: bytes) -> bool:
         """Append a record; False, with nothing changed, when there is no room for it yet.
@@ -70,32 +78,47 @@ class RingWriter(RingEnd):
         Raises:
             CapacityError: The payload is larger than the whole ring. Counted in `stats.num_oversize`.
         """
-        if len(payload) > self.max_payload_bytes:
-            self._words[OVERSIZE_WORD] += 1
-            raise CapacityError(
-                f"a record of {len(payload):,} bytes does not fit into ring {self.path.name}, which takes up to "
-                f"{self.max_payload_bytes:,}; raise searchers.ring_capacity_bytes (now {self.capacity_bytes:,}) or "
-                f"lower the tokens or completions of a group."
-            )
-        _, read_position = self._read.load()
-        count, position = self._written.load()
-        end = position + RECORD_OVERHEAD_BYTES + len(payload)
-        if end - read_position > self.capacity_bytes:
+        length = len(payload)
+        if length > self.max_payload_bytes:
+            raise self._oversize(length)
+        words = self._words
+        count = words[WRITE_CURSOR_WORD]
+        position = words[_WRITE_POSITION_WORDS + count % 2]
+        end = position + RECORD_OVERHEAD_BYTES + length
+        if end > self._free_until and end > self._look_up_free():
             return False
-        header = _RECORD_HEADER.pack(len(payload), _checksum(len(payload), count, payload), count)
-        self._put(position, header)
-        self._put(position + RECORD_OVERHEAD_BYTES, payload)
-        self._written.store(count + 1, end)
+        checksum = xxh3_64_intdigest(payload, count)
+        start = HEADER_BYTES + position % self.capacity_bytes
+        payload_start = start + RECORD_OVERHEAD_BYTES
+        payload_end = payload_start + length
+        if payload_end <= self._file_bytes:
+            _pack_header_into(self._map, start, length, count & _MAX_UINT32, checksum)
+            self._map[payload_start:payload_end] = payload
+        else:
+            self._put_wrapped(position, _RECORD_HEADER.pack(length, count & _MAX_UINT32, checksum) + payload)
+        count += 1
+        words[_WRITE_POSITION_WORDS + count % 2] = end  # as Cursor.store: the position, then the count that publishes
+        words[WRITE_CURSOR_WORD] = count
         return True
 
-    def _put(self, position: int, data: bytes) -> None:
+    def _oversize(self, length: int) -> CapacityError:
+        self._words[OVERSIZE_WORD] += 1
+        return CapacityError(
+            f"a record of {length:,} bytes does not fit into ring {self.path.name}, which takes up to "
+            f"{self.max_payload_bytes:,}; raise searchers.ring_capacity_bytes (now {self.capacity_bytes:,}) or "
+            f"lower the tokens or completions of a group."
+        )
+
+    def _look_up_free(self) -> int:
+        _, read_position = self._read.load()
+        self._free_until = read_position + self.capacity_bytes
+        return self._free_until
+
+    def _put_wrapped(self, position: int, record: bytes) -> None:
         start = position % self.capacity_bytes
         until_wrap = self.capacity_bytes - start
-        if len(data) <= until_wrap:
-            self._data[start : start + len(data)] = data
-        else:
-            self._data[start:] = data[:until_wrap]
-            self._data[: len(data) - until_wrap] = data[until_wrap:]
+        self._data[start:] = record[:until_wrap]
+        self._data[: len(record) - until_wrap] = record[until_wrap:]
 
 
 class RingReader(RingEnd):
@@ -110,9 +133,14 @@ class RingReader(RingEnd):
     _own_word = READ_CURSOR_WORD
     _role = "reader"
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._last_header_start = HEADER_BYTES + self.capacity_bytes - RECORD_OVERHEAD_BYTES
+        self._num_written = 0  # known to be; looked up when needed
+
     @property
     def num_corrupt(self) -> int:
-        """Records skipped because their CRC did not fit."""
+        """Records skipped because their checksum did not fit."""
         return self._words[CORRUPT_WORD]
 
     @property
@@ -126,6 +154,29 @@ class RingReader(RingEnd):
         A damaged record is skipped, counted and logged. When its header is damaged too, all records written so far are
         given up and counted as lost, since the start of the next one cannot be known.
         """
+        words = self._words
+        count = words[READ_CURSOR_WORD]
+        if count >= self._num_written and count == self._look_up_written():
+            return None
+        position = words[_READ_POSITION_WORDS + count % 2]
+        start = HEADER_BYTES + position % self.capacity_bytes
+        if start > self._last_header_start:
+            return self._read_carefully()
+        length, number, checksum = _unpack_header_from(self._map, start)
+        start += RECORD_OVERHEAD_BYTES
+        payload = self._map[start : start + length]  # shorter than `length` where it wraps
+        if number != count & _MAX_UINT32 or len(payload) != length or xxh3_64_intdigest(payload, count) != checksum:
+            return self._read_carefully()
+        count += 1
+        words[_READ_POSITION_WORDS + count % 2] = position + RECORD_OVERHEAD_BYTES + length  # as Cursor.store
+        words[READ_CURSOR_WORD] = count
+        return payload
+
+    def _look_up_written(self) -> int:
+        self._num_written, _ = self._written.load()
+        return self._num_written
+
+    def _read_carefully(self) -> bytes | None:
         while True:
             count, position = self._read.load()
             num_written, end = self._written.load()
@@ -139,17 +190,17 @@ class RingReader(RingEnd):
             self._skip_damage(count, position, num_written=num_written, end=end)
 
     def _intact_payload(self, count: int, position: int, *, end: int) -> bytes | None:
-        length, checksum, sequence_number = self._record_header(position)
-        if sequence_number != count or position + RECORD_OVERHEAD_BYTES + length > end:
+        length, number, checksum = self._record_header(position)
+        if number != count & _MAX_UINT32 or position + RECORD_OVERHEAD_BYTES + length > end:
             return None
         payload = self._get(position + RECORD_OVERHEAD_BYTES, length)
-        return payload if _checksum(length, count, payload) == checksum else None
+        return payload if xxh3_64_intdigest(payload, count) == checksum else None
 
     def _skip_damage(self, count: int, position: int, *, num_written: int, end: int) -> None:
-        length, _, sequence_number = self._record_header(position)
+        length, number, _ = self._record_header(position)
         next_position = position + RECORD_OVERHEAD_BYTES + length
         has_next = self._is_record_start(count + 1, next_position, num_written=num_written, end=end)
-        if sequence_number == count and has_next:
+        if number == count & _MAX_UINT32 and has_next:
             logger.warning("ring=%s record=%d skipped: its checksum does not fit", self.path.name, count)
             self._words[CORRUPT_WORD] += 1
             self._read.store(count + 1, next_position)
@@ -162,7 +213,7 @@ class RingReader(RingEnd):
     def _is_record_start(self, count: int, position: int, *, num_written: int, end: int) -> bool:
         if count == num_written:
             return position == end
-        return position + RECORD_OVERHEAD_BYTES <= end and self._record_header(position)[2] == count
+        return position + RECORD_OVERHEAD_BYTES <= end and self._record_header(position)[1] == count & _MAX_UINT32
 
     def _record_header(self, position: int) -> tuple[int, int, int]:
         return _RECORD_HEADER.unpack(self._get(position, RECORD_OVERHEAD_BYTES))

@@ -25,7 +25,7 @@ from tbactl.errors import CapacityError, TbactlError
 
 HEADER_BYTES = 256
 RECORD_OVERHEAD_BYTES = 16
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 
 _MAGIC = int.from_bytes(b"tbaring\0", "little")
 CAPACITY_WORD = 2

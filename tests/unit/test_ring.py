@@ -165,10 +165,75 @@ def test_any_flipped_header_byte_is_noticed_and_what_is_written_later_arrives(ri
         before = read_all(reader)
         writer.try_write(b"dddd")
         assert reader.try_read() == b"dddd"
-        is_checksum = 4 <= offset < 8
+        is_checksum = offset >= 8
         assert before == ([b"aaaa", b"cccc"] if is_checksum else [b"aaaa"])
         assert (reader.num_corrupt, reader.num_lost) == ((1, 0) if is_checksum else (0, 2))
         assert reader.used_bytes == 0
+
+
+@pytest.mark.fault("I-67")
+def test_record_of_an_earlier_lap_under_the_number_of_a_later_one_is_damaged(tmp_path: Path):
+    path = small_ring(tmp_path, capacity_bytes=RECORD_OVERHEAD_BYTES + 4)
+    with RingWriter.open(path) as writer, RingReader.open(path) as reader:
+        writer.try_write(b"lap0")
+        stale = bytearray(path.read_bytes()[HEADER_BYTES:])
+        assert reader.try_read() == b"lap0"
+        writer.try_write(b"lap1")
+        stale[4:8] = (1).to_bytes(4, "little")
+        with path.open("r+b") as file:
+            file.seek(HEADER_BYTES)
+            file.write(stale)
+        assert reader.try_read() is None
+        assert (reader.num_corrupt, reader.num_lost) == (1, 0)
+
+
+@pytest.mark.fault("I-67")
+def test_records_given_up_that_were_written_after_the_last_look_do_not_come_back(ring_path: Path):
+    with RingWriter.open(ring_path) as writer, RingReader.open(ring_path) as reader:
+        for payload in (b"aaaa", b"bbbb"):
+            writer.try_write(payload)
+        assert reader.try_read() == b"aaaa"  # it knows of two
+        writer.try_write(b"cccc")
+        corrupt(ring_path, 20)
+        assert reader.try_read() is reader.try_read() is None
+        assert (reader.num_corrupt, reader.num_lost) == (0, 2)
+        writer.try_write(b"dddd")
+        assert read_all(reader) == [b"dddd"]
+
+
+class InterruptingWords:
+    """Forwards to the mapped words until the chosen store, and raises instead of making it."""
+
+    def __init__(self, words: memoryview, *, stores: int) -> None:
+        self.words, self.stores = words, stores
+
+    def __getitem__(self, index: int) -> int:
+        return self.words[index]
+
+    def __setitem__(self, index: int, value: int) -> None:
+        if self.stores == 0:
+            raise KeyboardInterrupt
+        self.stores -= 1
+        self.words[index] = value
+
+
+@pytest.mark.fault("I-67")
+@pytest.mark.parametrize("stores", [0, 1])
+def test_interrupted_end_goes_on_where_it_was(ring_path: Path, monkeypatch: pytest.MonkeyPatch, stores: int):
+    with RingWriter.open(ring_path) as writer, RingReader.open(ring_path) as reader:
+        writer.try_write(b"first")
+        with monkeypatch.context() as patched:
+            patched.setattr(writer, "_words", InterruptingWords(writer._words, stores=stores))
+            with pytest.raises(KeyboardInterrupt):
+                writer.try_write(b"interrupted")
+        writer.try_write(b"second")
+        assert reader.try_read() == b"first"
+        with monkeypatch.context() as patched:
+            patched.setattr(reader, "_words", InterruptingWords(reader._words, stores=stores))
+            with pytest.raises(KeyboardInterrupt):
+                reader.try_read()
+        assert read_all(reader) == [b"second"]
+        assert reader.num_corrupt == reader.num_lost == 0
 
 
 @pytest.mark.parametrize(
@@ -239,7 +304,7 @@ class DeadlyWords:
 
 writer = RingWriter.open(Path(sys.argv[1]))
 assert writer.try_write(b"complete")
-writer._written._words = DeadlyWords(writer._words, int(sys.argv[2]))
+writer._words = DeadlyWords(writer._words, int(sys.argv[2]))
 writer.try_write(b"partial!")
 """
 
