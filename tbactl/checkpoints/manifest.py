@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,7 +88,7 @@ def verify(root: Path, *, part: str = "") -> Manifest:
         part: relative directory, e.g. "policy"; empty for all.
 
     Raises:
-        CheckpointError: a file is missing, of another size, or of other content; the message names it.
+        CheckpointError: a file is missing, of another size or content, or outside, by a link; the message names it.
     """
     manifest = read_manifest(root)
     entries = [entry for entry in manifest.files if not part or Path(entry.path).is_relative_to(part)]
@@ -95,7 +96,10 @@ def verify(root: Path, *, part: str = "") -> Manifest:
         listed = f"no file of {part}/" if part else "no file"
         raise CheckpointError(f"{CheckpointLayout(root).manifest}: it lists {listed}; the checkpoint is incomplete.")
     for entry in entries:
-        _verify_file(root / entry.path, entry)
+        path = root / entry.path
+        if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
+            raise CheckpointError(f"{path}: a link leads out of the checkpoint; put what it points to in its place.")
+        _verify_file(path, entry)
     return manifest
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 
 import typer
 from pydantic import ValidationError
@@ -11,6 +12,7 @@ from typer.exceptions import TyperException
 
 from tbactl.cli.output import plain
 from tbactl.config.problems import allowed
+from tbactl.dashboard.outlet import say
 from tbactl.errors import EXIT_USAGE, CapacityError, ConfigError, TbactlError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -41,12 +43,12 @@ def report(error: Exception, *, as_json: bool) -> int | None:
         return None
     if as_json:
         document = {"error": type(error).__name__, "exit_code": exit_code, "problems": problems}
-        typer.echo(json.dumps(document, indent=2), err=True)
+        say(json.dumps(document, indent=2), sys.stderr)
     else:
-        typer.echo(_as_text(problems), err=True)
+        say(_as_text(problems), sys.stderr)
         if exit_code == EXIT_USAGE:
             context = getattr(error, "ctx", None)
-            typer.echo(f"See `{context.command_path if context else 'tbactl'} --help`.", err=True)
+            say(f"See `{context.command_path if context else 'tbactl'} --help`.", sys.stderr)
     return exit_code
 
 

@@ -14,11 +14,14 @@ def check_resume(run_directory: Path, config: RunConfig) -> None:
 
     Raises:
         CheckpointError: the run holds no complete checkpoint.
-        ConfigError: the run is still alive, or its newest checkpoint has reached `trainer.max_steps`.
+        ConfigError: the run is still alive, here or elsewhere, or its newest checkpoint has reached
+            `trainer.max_steps`.
     """
     from tbactl.supervision.run_directory import latest_checkpoint, resumable
+    from tbactl.supervision.run_lock import check_unsupervised
 
     resumable(run_directory)
+    check_unsupervised(run_directory)
     step = int(latest_checkpoint(RunLayout(run_directory)).name.removeprefix("step_"))
     if step >= config.trainer.max_steps:
         raise ConfigError(

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from tbactl.checkpoints.store import usable_checkpoint
+from tbactl.checkpoints.manifest import verify
 from tbactl.checkpoints.trainer_state import read_trainer_state
-from tbactl.config.layout import ProcessConfig
+from tbactl.config.layout import CheckpointLayout, ProcessConfig
+from tbactl.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +30,13 @@ def kept_point(config: ProcessConfig) -> Path:
 
 
 def resume_point(config: ProcessConfig) -> ResumePoint:
-    """The point that this run was resumed from, by the checkpoint that the trainer will find usable too.
+    """The point that this run was resumed from, by the checkpoint that the supervisor has chosen for all.
 
-    It is kept in shared memory: when a searcher is restarted later, the checkpoint may be gone.
+    Only the part that is read is verified: the supervisor and the trainer verify all of it. The point is kept in shared
+    memory: when a searcher is restarted later, the checkpoint may be gone.
 
     Raises:
-        CheckpointError: no checkpoint can be used.
+        CheckpointError: the checkpoint's state is missing, damaged, or of another number of searchers.
     """
     if config.resume_checkpoint is None:
         return ResumePoint()
@@ -42,12 +44,21 @@ def resume_point(config: ProcessConfig) -> ResumePoint:
     try:
         return msgspec.json.decode(kept.read_bytes(), type=ResumePoint)
     except FileNotFoundError:
-        state = read_trainer_state(usable_checkpoint(config.resume_checkpoint))
-    positions = state.stream_positions
-    # Dealt to another number of searchers, only the lowest position leaves nothing out.
-    own = positions[config.index] if len(positions) == config.run.searchers.num_searchers else min(positions, default=0)
-    point = ResumePoint(step=state.policy_version, position=own)
+        point = _read(config.resume_checkpoint, config)
     partial = kept.with_suffix(".partial")
     partial.write_bytes(msgspec.json.encode(point))
     os.replace(partial, kept)
     return point
+
+
+def _read(checkpoint: Path, config: ProcessConfig) -> ResumePoint:
+    state_file = CheckpointLayout(checkpoint).trainer_state
+    verify(checkpoint, part=state_file.name)
+    state = read_trainer_state(checkpoint)
+    num_searchers = config.run.searchers.num_searchers
+    if len(state.stream_positions) != num_searchers:
+        raise CheckpointError(
+            f"{state_file} has the prompt streams of {len(state.stream_positions)} searchers, but this run has "
+            f"{num_searchers}; use an earlier checkpoint, or start a new run."
+        )
+    return ResumePoint(step=state.policy_version, position=state.stream_positions[config.index])

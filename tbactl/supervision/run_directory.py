@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -83,7 +83,7 @@ def prepare(
         config: all settings.
         recipe_name: for run.json.
         profile: `cpu` hides every device from the run.
-        resume: run directory to continue.
+        resume: run directory to continue, which the caller has locked (`run_lock.py`).
         clock: names the directory; None: the system's.
         argv_for: command line of a child.
         shm_root: where shared memory will be made.
@@ -104,7 +104,7 @@ def prepare(
         layout = RunLayout(resume.resolve())
         attempt, checkpoint = resumable(resume).attempt + 1, usable_checkpoint(latest_checkpoint(layout))
     logs = layout.logs / f"attempt_{attempt:03d}"
-    logs.mkdir(parents=True)
+    logs.mkdir(parents=True, exist_ok=True)  # from an attempt that was stopped right here
     point_symlink(layout.logs / "latest", logs.name)
     layout.config.mkdir(exist_ok=True)
     write_text(layout.environment, json.dumps(describe_environment(machine), indent=2) + "\n")
@@ -154,18 +154,26 @@ def new_directory(config: RunConfig, *, clock: Clock) -> Path:
 def latest_checkpoint(layout: RunLayout) -> Path:
     """The newest complete checkpoint: where `latest` points, else the newest that has its manifest.
 
+    Only checkpoints of this run count: a `latest` that leads anywhere else is passed over, as one that is missing.
+
     Raises:
         CheckpointError: there is none.
     """
-    candidates = [layout.latest_checkpoint.resolve()] if layout.latest_checkpoint.is_symlink() else []
-    candidates += reversed(steps_of(layout.checkpoints))
-    for candidate in candidates:
+    own = steps_of(layout.checkpoints)
+    for candidate in (*_where_latest_points(layout, own), *reversed(own)):
         if CheckpointLayout(candidate).manifest.is_file():
             return candidate
     raise CheckpointError(
-        f"{layout.root} holds no complete checkpoint to resume from ({len(candidates)} incomplete). Start a new run; "
+        f"{layout.root} holds no complete checkpoint to resume from ({len(own)} incomplete). Start a new run; "
         f"checkpoint.period sets how often one is written."
     )
+
+
+def _where_latest_points(layout: RunLayout, own: Sequence[Path]) -> list[Path]:
+    try:
+        return [checkpoint for checkpoint in own if checkpoint.samefile(layout.latest_checkpoint)]
+    except OSError:  # it is missing, leads nowhere, or in a circle
+        return []
 
 
 def resumable(resume: Path) -> RunRecord:

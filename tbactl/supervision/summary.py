@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,13 +77,18 @@ class Summary:
         return json.dumps(values, indent=2) + "\n"
 
 
-def print_summary(layout: RunLayout, *, config: RunConfig) -> None:
-    """Write summary.json and print the same for people."""
+def print_summary(layout: RunLayout, *, config: RunConfig, show: Callable[[str], object] = print) -> None:
+    """Write summary.json and print the same for people.
+
+    Args:
+        layout: of the run.
+        config: of the run.
+        show: prints a line.
+    """
     summary = summarise(layout, config=config)
     write_text(layout.summary, summary.to_json())
-    with suppress(BrokenPipeError):
-        for line in summary_lines(summary):
-            print(line, flush=True)
+    for line in summary_lines(summary):
+        show(line)
 
 
 def summarise(layout: RunLayout, *, config: RunConfig) -> Summary:

@@ -30,6 +30,7 @@ from tbactl.config.layout import SHM_ROOT
 from tbactl.config.run_record import Outcome
 from tbactl.config.sections import RunConfig
 from tbactl.dashboard.live import open_view
+from tbactl.dashboard.outlet import Outlet, say
 from tbactl.dashboard.state import page_snapshot
 from tbactl.errors import CapacityError, ChildFailedError, TbactlError, is_out_of_space
 from tbactl.ipc.control_page import ControlPage, ProcessState, RunState
@@ -40,9 +41,10 @@ from tbactl.supervision.inquest import Inquest
 from tbactl.supervision.progress import ProgressRecorder
 from tbactl.supervision.reclaim import end_processes_of, reclaim
 from tbactl.supervision.run_directory import ArgvBuilder, RunDirectory, child_argv, prepare
+from tbactl.supervision.run_lock import sole_supervisor
 from tbactl.supervision.shared_memory import SharedMemory
 from tbactl.supervision.shutdown import Shutdown
-from tbactl.supervision.signals import StopSignals
+from tbactl.supervision.signals import StoppedEarly, StopSignals
 from tbactl.supervision.summary import print_summary
 from tbactl.supervision.watchdog import is_anyone_busy, progress_of
 from tbactl.telemetry.trace import run_trace
@@ -118,23 +120,31 @@ def run_to_end(
         shm_root: where shared memory is made; another place in tests.
 
     Returns:
-        0 when it finished or `tbactl stop` ended it, 130 after Ctrl-C, 143 after SIGTERM.
+        0 when it finished or `tbactl stop` ended it, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
 
     Raises:
         TbactlError: it could not start, or a child failed for good. Nothing of it runs any more, no memory is left.
     """
     clock = SystemClock()
-    with StopSignals(clock=clock) as signals:
-        reclaimed = reclaim(shm_root)
-        run = prepare(
-            config,
-            recipe_name=recipe_name,
-            profile=profile,
-            resume=resume,
-            clock=clock,
-            argv_for=argv_for,
-            shm_root=shm_root,
-        )
+    with StopSignals(clock=clock) as signals, Outlet(sys.stdout) as out, contextlib.ExitStack() as held:
+        try:
+            with signals.obeyed_at_once():  # to check a checkpoint or convert a policy may take minutes
+                reclaimed = reclaim(shm_root)
+                if resume is not None:
+                    held.enter_context(sole_supervisor(resume))  # before a checkpoint is chosen
+                run = prepare(
+                    config,
+                    recipe_name=recipe_name,
+                    profile=profile,
+                    resume=resume,
+                    clock=clock,
+                    argv_for=argv_for,
+                    shm_root=shm_root,
+                )
+                if resume is None:
+                    held.enter_context(sole_supervisor(run.root))
+        except StoppedEarly as stop:
+            return stop.request.exit_code
         on_prepared(run.root)
         with EventLog(run.layout.events, clock=clock) as events:
             events.record("run_started", attempt=run.record.attempt, recipe=recipe_name, profile=profile)
@@ -142,19 +152,21 @@ def run_to_end(
                 events.record("reclaimed", directory=str(stale.directory), size_bytes=stale.size_bytes)
             if run.resume_checkpoint is not None:
                 events.record("resumed", checkpoint=str(run.resume_checkpoint))
-            ending = _run_and_record(run, signals=signals, events=events, clock=clock, plain=plain)
-    try:
-        print_summary(run.layout, config=config)
-    except OSError as error:
-        ending = ending.unwritten(error)
+            ending = _run_and_record(run, signals=signals, events=events, clock=clock, plain=plain, out=out)
+        try:
+            print_summary(run.layout, config=config, show=lambda line: out.write(f"{line}\n"))
+        except OSError as error:
+            ending = ending.unwritten(error)
     if ending.error is not None:
         raise ending.error
     if ending.warning:
-        print(f"warning: {ending.warning}", file=sys.stderr)
+        say(f"warning: {ending.warning}", sys.stderr)
     return ending.exit_code
 
 
-def _run_and_record(run: RunDirectory, *, signals: StopSignals, events: EventLog, clock: Clock, plain: bool) -> Ending:
+def _run_and_record(
+    run: RunDirectory, *, signals: StopSignals, events: EventLog, clock: Clock, plain: bool, out: Outlet
+) -> Ending:
     """Run, and write into run.json how it ended, as the last thing and on every path."""
     started = run.record.model_copy(update={"outcome": "running"})
     run.write_record(started)
@@ -166,7 +178,13 @@ def _run_and_record(run: RunDirectory, *, signals: StopSignals, events: EventLog
             supervisor = Supervisor(run, page=memory.page, signals=signals, events=events, clock=clock)
             with (
                 open_view(
-                    run.layout, page=memory.page, config=run.config, record=started, clock=clock, plain=plain
+                    run.layout,
+                    page=memory.page,
+                    config=run.config,
+                    record=started,
+                    clock=clock,
+                    plain=plain,
+                    out=out,
                 ) as view,
                 run_trace(run.layout, is_wanted=run.config.logging.profile_trace),
             ):

@@ -59,7 +59,11 @@ WAITING_PHASES = (TrainerPhase.LOADING, TrainerPhase.FILLING, TrainerPhase.WAITI
 
 
 def is_anyone_busy(trainer: Mapping[str, float], searchers: Sequence[Mapping[str, float]]) -> bool:
-    """Whether the trainer computes or a searcher generates; each is then judged by its own progress."""
+    """Whether the trainer computes or a searcher generates.
+
+    The first is then judged by its own progress. A searcher's turns say nothing of what they bring: it ends by itself
+    when its engine has open requests and finishes none (searcher/engine_watch.py), or its reward does not return.
+    """
     is_training = TrainerPhase(int(trainer["phase"])) not in WAITING_PHASES
     return is_training or any(searcher["num_active_requests"] or searcher["evaluating"] for searcher in searchers)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,13 @@ from tests.bad_inputs.case import CHECKPOINT, CONFIG, Case, case
 RUN = "runs/r"
 NEWEST, OLDER = "checkpoints/step_000004", "checkpoints/step_000002"
 RESUME = "run --resume r --set trainer.max_steps=8"
+# Where `latest` of a run should not lead.
+OUTSIDE = {
+    "is-other-directory": "../../evil/foo",
+    "is-checkpoint-of-another": "../../evil/step_000099",
+    "is-in-a-circle": "latest",
+    "leads-nowhere": "step_000123",
+}
 
 
 class Bomb:
@@ -95,9 +103,32 @@ def _entry(path: str) -> Callable[[Any], None]:
     return change
 
 
-def _linked(run: Path) -> None:
-    (run / NEWEST / "replay").rename(run / "moved")
-    (run / NEWEST / "replay").symlink_to(run / "moved")
+def _linked(name: str) -> Callable[[Path], None]:
+    """Move a directory of a checkpoint out of it, and leave a link."""
+
+    def linked(checkpoint: Path) -> None:
+        moved = checkpoint.parents[1] / f"moved-{checkpoint.name}"
+        (checkpoint / name).rename(moved)
+        (checkpoint / name).symlink_to(moved)
+
+    return linked
+
+
+def _latest(target: str) -> Callable[[Path], None]:
+    """Let `latest` lead to `target`; outside of the run two checkpoints lie ready, one by name only."""
+
+    def pointed(run: Path) -> None:
+        for name in ("foo", "step_000099"):
+            shutil.copytree(run / NEWEST, run.parent / "evil" / name)
+        (run / "checkpoints/latest").unlink()
+        (run / "checkpoints/latest").symlink_to(target)
+
+    return pointed
+
+
+def _only_latest(target: str) -> Callable[[Path], None]:
+    """The same where no checkpoint of the run's own is complete."""
+    return lambda run: (_latest(target)(run), both(_remove("manifest.json"))(run))[0]
 
 
 def _remove(name: str) -> Callable[[Path], None]:
@@ -239,6 +270,24 @@ CHECKPOINTS = [
         both(_first_file(lambda n: write(n, pickle.dumps(Bomb())), "replay/*")),
         "replay",
         "damaged",
+    ),
+    damaged("buffer-is-link", "buffer show r", CHECKPOINT, both(_linked("replay")), "leads out of the checkpoint"),
+    damaged("learner-is-link-at-resume", RESUME, CHECKPOINT, both(_linked("learner")), "leads out of the checkpoint"),
+    *(
+        damaged(f"latest-{name}", RESUME, CHECKPOINT, _only_latest(target), "no complete checkpoint", "(2 incomplete)")
+        for name, target in OUTSIDE.items()
+    ),
+    *(
+        damaged(f"latest-{name}-beside-good-ones", "run --resume r", CONFIG, _latest(target), "is of step 4", "--set")
+        for name, target in OUTSIDE.items()
+    ),
+    damaged(
+        "lock-is-link",
+        RESUME,
+        CONFIG,
+        lambda r: ((r / ".lock").unlink(), (r / ".lock").symlink_to("../../ok.toml")),
+        ".lock",
+        "remove it",
     ),
     damaged("learner-cut-at-resume", RESUME, CHECKPOINT, both(_first_file(cut, "learner/*")), "learner", "damaged"),
     damaged(

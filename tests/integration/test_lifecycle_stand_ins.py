@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tbactl.chaos.small_disk import fill, small_disk
+from tbactl.config.sections import RunConfig
 from tbactl.dashboard.state import PageSnapshot
 from tbactl.errors import ConfigError
 from tbactl.ipc.control_page import ProcessState
@@ -23,6 +25,7 @@ from tbactl.supervision.placement import RUN_VARIABLE
 from tbactl.supervision.shutdown import LEAVE_S, POLL_S, TERMINATE_S
 from tbactl.supervision.signals import DEBOUNCE_S
 from tbactl.supervision.stop import request_stop
+from tests.support.full_pipe import full_pipe
 from tests.support.supervise import stand_in_argv
 from tests.support.supervised_run import END_S, stand_in_config, supervised_run
 
@@ -247,6 +250,81 @@ def test_broken_view_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.Mo
     events = [json.loads(line) for line in (tmp_path / "runs" / "latest" / "events.jsonl").read_text().splitlines()]
     failures = [event for event in events if event["kind"] == "view_failed"]
     assert [event["details"]["error"] for event in failures] == ["ValueError: cannot draw"]
+
+
+def test_run_completes_though_nobody_reads_its_output(tmp_path: Path):
+    with full_pipe() as (_, theirs, _), supervised_run(tmp_path, stdout=theirs, trainer=HELD) as run:
+        run.wait_until_training()
+        supervisor_slot = run.page().supervisor
+        num_turns = supervisor_slot.get("progress_count")
+        run.wait_for(lambda: supervisor_slot.get("progress_count") > num_turns + 5)
+        run.go_on()
+        assert run.wait() == 0
+        assert run.record.outcome == "finished" and run.record.steps == 40
+        assert run.layout.final_page.exists() and run.layout.summary.exists()
+        run.assert_nothing_left()
+
+
+@pytest.mark.fault("I-62")
+def test_interrupt_is_obeyed_though_nobody_reads_the_output(tmp_path: Path):
+    with full_pipe() as (_, theirs, _), supervised_run(tmp_path, stdout=theirs, trainer=FOREVER) as run:
+        run.wait_until_training()
+        asked_s = time.monotonic()
+        run.signal(signal.SIGINT)
+        assert run.wait() == 130
+        assert time.monotonic() - asked_s < 60.0
+        assert run.record.outcome == "interrupted" and run.layout.summary.exists()
+        run.assert_nothing_left()
+
+
+@pytest.fixture
+def in_process(tmp_path: Path) -> Callable[..., int]:
+    """Runs a configuration in this process; returns the exit code."""
+    options = {"recipe_name": "test", "profile": "cpu", "plain": True, "argv_for": stand_in_argv, "shm_root": tmp_path}
+
+    def run(*, resume: Path | None = None, **sections: dict[str, Any]) -> int:
+        return supervisor.run_to_end(stand_in_config(tmp_path, **sections), resume=resume, **options)
+
+    return run
+
+
+@pytest.mark.fault("I-62")
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_before_anything_is_started_is_obeyed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_process, number: signal.Signals, exit_code: int
+):
+    def slow(config: RunConfig) -> Path:
+        os.kill(os.getpid(), number)
+        time.sleep(90.0)
+        raise AssertionError
+
+    monkeypatch.setattr("tbactl.supervision.run_directory.resolve_policy", slow)
+    asked_s = time.monotonic()
+    assert in_process() == exit_code
+    assert time.monotonic() - asked_s < 60.0
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.fault("I-62")
+def test_resume_that_is_interrupted_before_it_has_begun_can_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_process
+):
+    def interrupted(machine: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(90.0)
+
+    assert in_process(trainer={"max_steps": 5}) == 0
+    root = (tmp_path / "runs" / "latest").resolve()
+    run_json = root / "run.json"
+    # As if another process had run it.
+    run_json.write_text(json.dumps(json.loads(run_json.read_text()) | {"pid_start_ticks": 1}))
+    before = run_json.read_text()
+    with monkeypatch.context() as patch:
+        patch.setattr("tbactl.supervision.run_directory.describe_environment", interrupted)
+        assert in_process(resume=root, trainer={"max_steps": 10}) == 130
+    assert run_json.read_text() == before
+    assert in_process(resume=root, trainer={"max_steps": 10}) == 0
+    assert json.loads(run_json.read_text())["attempt"] == 2
 
 
 @pytest.mark.fault("I-61", "I-62")
@@ -493,6 +571,31 @@ def test_resumed_run_continues_in_the_same_directory_with_its_own_logs(tmp_path:
         steps = [json.loads(line)["step"] for line in second.layout.metrics.read_text().splitlines()]
         assert steps == list(range(1, 41))
         second.assert_nothing_left()
+
+
+def test_second_supervisor_is_refused_until_the_first_is_gone_although_its_process_cannot_be_seen(tmp_path: Path):
+    with supervised_run(tmp_path, trainer=HELD) as first:
+        first.wait_until_training()
+        first.signal(signal.SIGINT)
+        assert first.wait() == 130
+        root = first.layout.root
+    with supervised_run(tmp_path, trainer=FOREVER, resume=root) as second:
+        second.wait_for(lambda: [e["details"]["state"] for e in second.events("run_state")].count("RUNNING") == 2)
+        # From another container the process of run.json cannot be seen.
+        record = second.record.model_copy(update={"pid_start_ticks": 1})
+        second.layout.identity.write_text(record.model_dump_json())
+        with supervised_run(tmp_path, resume=root) as third:
+            assert third.wait() == ConfigError.exit_code
+            assert f"error: {root} is still running" in third.text
+            assert f"pid {second.process.pid} on" in third.text and f"tbactl stop {root}" in third.text
+        assert second.process.poll() is None
+        assert not (root / "logs" / "attempt_003").exists()
+        second.signal(signal.SIGKILL)
+        second.wait()
+    with supervised_run(tmp_path, resume=root) as last:
+        assert last.wait() == 0, last.text
+        assert last.record.attempt == 3
+        last.assert_nothing_left()
 
 
 @pytest.mark.fault("I-53")

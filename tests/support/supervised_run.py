@@ -36,7 +36,15 @@ FAKE_SEARCHERS: dict[str, Any] = {
 
 
 class SupervisedRun:
-    def __init__(self, tmp_path: Path, *, stand_ins: bool = True, resume: Path | None = None, **sections: Any) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        *,
+        stand_ins: bool = True,
+        resume: Path | None = None,
+        stdout: int | None = None,
+        **sections: Any,
+    ) -> None:
         self.tmp_path = tmp_path
         self.shm_root = tmp_path / "shm"
         self.shm_root.mkdir(exist_ok=True)
@@ -48,7 +56,11 @@ class SupervisedRun:
         self.output = (tmp_path / "output.txt").open("w+")
         self.started_s = time.monotonic()
         self.process = subprocess.Popen(
-            argv, stdout=self.output, stderr=subprocess.STDOUT, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+            argv,
+            stdout=self.output if stdout is None else stdout,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
 
     @property

@@ -271,6 +271,19 @@ def test_verify_part_ignores_damage_elsewhere(layout):
         verify(checkpoint)
 
 
+def test_verify_refuses_a_link_that_leads_out_and_follows_one_that_stays(layout):
+    checkpoint = write(layout, 1)
+    model = checkpoint / "policy" / "model.safetensors"
+    model.rename(checkpoint / "moved")
+    model.symlink_to(checkpoint / "moved")
+    verify(checkpoint)
+    model.unlink()
+    (checkpoint / "moved").rename(layout.root / "moved")
+    model.symlink_to(layout.root / "moved")
+    with pytest.raises(CheckpointError, match="leads out of the checkpoint"):
+        verify(checkpoint)
+
+
 @pytest.mark.fault("I-59")
 def test_usable_checkpoint_damaged_falls_back_to_the_one_before_and_says_so(layout, caplog):
     for step in (1, 2, 3):

@@ -1,9 +1,13 @@
 import io
 import json
 import os
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from rich.console import Console
@@ -11,12 +15,15 @@ from rich.console import Console
 from tbactl.clock import FakeClock
 from tbactl.config.layout import RunLayout, ShmLayout
 from tbactl.config.run_record import RunRecord
+from tbactl.dashboard import outlet
 from tbactl.dashboard.live import REFRESH_S, LiveView, PlainView, open_view
+from tbactl.dashboard.outlet import Outlet
 from tbactl.dashboard.state import page_snapshot
 from tbactl.dashboard.watch import watch_run
 from tbactl.errors import ConfigError
 from tbactl.ipc.control_page import ControlPage, RunState
 from tests.support.dashboard_states import EVENTS, make_config, make_record
+from tests.support.full_pipe import full_pipe
 
 
 def terminal(*, width: int = 100, height: int = 30) -> Console:
@@ -128,16 +135,30 @@ def test_something_else_than_a_run_is_refused(tmp_path: Path):
         watch_run(tmp_path, plain=True)
 
 
-def open_for(run, console: Console, *, plain: bool = False, clock: FakeClock | None = None):
+@contextmanager
+def open_for(
+    run, console: Console, *, plain: bool = False, clock: FakeClock | None = None, stream: TextIO | None = None
+) -> Iterator[tuple[PlainView | LiveView, Outlet]]:
     layout, page, record = run
-    return open_view(
-        layout, page=page, config=make_config(), record=record, clock=clock or FakeClock(), plain=plain, console=console
-    )
+    with (
+        Outlet(stream or sys.stdout) as out,
+        open_view(
+            layout,
+            page=page,
+            config=make_config(),
+            record=record,
+            clock=clock or FakeClock(),
+            plain=plain,
+            out=out,
+            console=console,
+        ) as view,
+    ):
+        yield view, out
 
 
 def test_live_view_draws_at_its_own_pace(run):
     console, clock = terminal(), FakeClock(start_s=100.0)
-    with open_for(run, console, clock=clock) as view:
+    with open_for(run, console, clock=clock) as (view, _):
         assert isinstance(view, LiveView)
         view.update()
         length = len(output(console))
@@ -155,7 +176,7 @@ def test_live_view_draws_at_its_own_pace(run):
     ids=["piped", "narrow", "low"],
 )
 def test_terminal_that_cannot_show_the_dashboard_gets_lines(run, console: Console, capsys: pytest.CaptureFixture[str]):
-    with open_for(run, console) as view:
+    with open_for(run, console) as (view, _):
         assert isinstance(view, PlainView)
         with run[0].metrics.open("a") as file:
             file.write('{"step": 2, "time_s": 3.0, "metrics": {}}\n')
@@ -166,6 +187,42 @@ def test_terminal_that_cannot_show_the_dashboard_gets_lines(run, console: Consol
     assert sum("event=" in line for line in lines) == len(EVENTS)
 
 
-def test_reader_of_a_pipe_that_has_gone_does_not_fail_the_end(run, monkeypatch: pytest.MonkeyPatch):
-    with open_for(run, terminal(), plain=True):
-        monkeypatch.setattr("builtins.print", lambda *a, **k: (_ for _ in ()).throw(BrokenPipeError()))
+@pytest.mark.parametrize("plain", [True, False])
+def test_reader_of_a_pipe_that_has_gone_fails_the_view_but_not_the_end(run, plain: bool):
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with open(theirs, "w") as stream, open_for(run, terminal(), plain=plain, stream=stream) as (view, out):
+        view.update()
+        out.write("what the dashboard's own console would have written")
+        until_s = time.monotonic() + 60.0
+        with pytest.raises(BrokenPipeError):
+            while time.monotonic() < until_s:
+                view.update()
+
+
+def test_view_that_is_broken_at_the_end_does_not_fail_it(run, monkeypatch: pytest.MonkeyPatch):
+    def broken(*arguments, **options):
+        raise ValueError("cannot draw")
+
+    with open_for(run, terminal()):
+        monkeypatch.setattr("tbactl.dashboard.live.draw", broken)
+
+
+def test_live_view_draws_nothing_that_would_wait_for_its_reader(run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(outlet, "END_WAIT_S", 0.1)
+    console, clock = terminal(), FakeClock(start_s=100.0)
+    with (
+        full_pipe() as (ours, theirs, _),
+        open(theirs, "w", closefd=False) as stream,
+        open_for(run, console, clock=clock, stream=stream) as (view, out),
+    ):
+        view.update()
+        length = len(output(console))
+        out.write("what the terminal has not taken")
+        clock.sleep(REFRESH_S)
+        view.update()
+        assert len(output(console)) == length
+        while out.is_behind:
+            os.read(ours, 65_536)
+        view.update()
+        assert len(output(console)) > length

@@ -3,11 +3,13 @@
 import errno
 import subprocess
 import sys
+from io import FileIO
 from pathlib import Path
 
 import pytest
 
 from tbactl.clock import FakeClock
+from tbactl.dashboard.tail import JsonlTail
 from tbactl.errors import CapacityError, CheckpointError
 from tbactl.supervision.events import EventLog
 from tbactl.supervision.supervisor import Ending
@@ -24,6 +26,38 @@ def test_events_that_cannot_be_written_are_lost_with_one_warning(capsys: pytest.
         events.record("run_state", state="STOPPING")
     warnings = capsys.readouterr().err.splitlines()
     assert len(warnings) == 1 and "/dev/full cannot be written" in warnings[0]
+
+
+class ShortOnce(FileIO):
+    """Has room for half of the first line only."""
+
+    num_writes = 0
+
+    def write(self, data):
+        self.num_writes += 1
+        return super().write(data[: len(data) // 2] if self.num_writes == 1 else data)
+
+
+def test_event_that_fits_only_in_part_spoils_no_later_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "events.jsonl"
+    with EventLog(path, clock=FakeClock()) as events:
+        events._file.close()
+        events._file = ShortOnce(path, "ab")
+        for kind in ("torn", "next", "last"):
+            events.record(kind)
+    tail = JsonlTail(path)
+    assert [event["kind"] for event in tail.read_new()] == ["next", "last"] and tail.num_damaged == 1
+    assert "cannot be written: No space left" in capsys.readouterr().err
+
+
+def test_events_of_a_resume_begin_behind_a_torn_line(tmp_path: Path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"kind": "whole"}\n{"kind": "to')
+    for kind in ("second", "third"):
+        with EventLog(path, clock=FakeClock()) as events:
+            events.record(kind)
+    assert [event["kind"] for event in JsonlTail(path).read_new()] == ["whole", "second", "third"]
+    assert b"\n\n" not in path.read_bytes()
 
 
 def test_ending_that_cannot_be_written_is_a_failure_unless_there_was_one_before():

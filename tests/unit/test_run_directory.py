@@ -103,6 +103,20 @@ def test_incomplete_latest_checkpoint_falls_back_to_the_newest_complete_one(conf
     assert latest_checkpoint(layout).name == "step_000020"
 
 
+@pytest.mark.parametrize("target", ["../../evil/foo", "../../evil/step_000003", "latest", "nothing"])
+def test_latest_that_leads_out_of_the_run_is_passed_over(config: RunConfig, tmp_path: Path, target: str):
+    layout = RunLayout(tmp_path / "run")
+    own = make_checkpoint(layout, 10)
+    for name in ("foo", "step_000003"):
+        (tmp_path / "evil" / name).mkdir(parents=True)
+        (tmp_path / "evil" / name / "manifest.json").write_text("{}")
+    point_symlink(layout.latest_checkpoint, target)
+    assert latest_checkpoint(layout) == own
+    CheckpointLayout(own).manifest.unlink()
+    with pytest.raises(CheckpointError, match="1 incomplete"):
+        latest_checkpoint(layout)
+
+
 def test_latest_checkpoint_without_a_link_is_that_of_the_highest_step(config: RunConfig, tmp_path: Path):
     layout = RunLayout(tmp_path / "run")
     for step in (999_999, 1_000_000):
@@ -158,6 +172,20 @@ def test_secrets_do_not_enter_the_environment_file():
     assert without_secrets(argv) == [
         "tbactl", "run", "--api-key", "***", "--set", "logging.wandb_token=***", "--hf-token=***", "--set", "seed=3",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "api_key", "x.auth_token", "apiKey", "clientSecret", "db.password", "wandb-api-keys", "oauth"]
+)
+def test_values_of_names_that_hold_secrets_are_masked(name: str):
+    assert without_secrets([f"{name}=abc"]) == [f"{name}=***"]
+
+
+@pytest.mark.parametrize(
+    "name", ["searchers.max_new_tokens", "trainer.micro_batch_tokens", "tokenizer", "author", "x.api_key_env", "monkey"]
+)
+def test_ordinary_settings_stay_visible(name: str):
+    assert without_secrets(["--set", f"{name}=64"]) == ["--set", f"{name}=64"]
 
 
 def test_failed_write_leaves_the_old_file(tmp_path: Path):

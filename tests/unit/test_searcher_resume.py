@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 
+from tbactl.checkpoints import manifest
+from tbactl.checkpoints.manifest import checksum
 from tbactl.checkpoints.store import CheckpointStore
 from tbactl.checkpoints.trainer_state import TrainerState, write_trainer_state
 from tbactl.clock import SystemClock
@@ -55,16 +57,30 @@ def test_each_searcher_goes_on_where_the_checkpoint_says(tmp_path):
     assert [(point.step, point.position) for point in points] == [(10, 14), (10, 9)]
 
 
-def test_other_number_of_searchers_begins_at_the_lowest_position(tmp_path):
+def test_checkpoint_with_streams_of_another_number_of_searchers_is_refused(tmp_path):
     path = checkpoint(tmp_path, step=10, positions=[14, 9])
-    assert resume_point(process(tmp_path, num_searchers=3, resume=path)).position == 9
+    with pytest.raises(CheckpointError, match="prompt streams of 2 searchers, but this run has 3"):
+        resume_point(process(tmp_path, num_searchers=3, resume=path))
 
 
-def test_damaged_checkpoint_gives_the_point_of_the_one_before(tmp_path):
+def test_damaged_state_is_an_error_and_never_another_checkpoint_than_the_trainers(tmp_path):
     checkpoint(tmp_path, step=10, positions=[4, 5])
     newest = checkpoint(tmp_path, step=20, positions=[14, 15])
     (newest / "trainer_state.json").write_text("{}")
-    assert resume_point(process(tmp_path, resume=newest)) == ResumePoint(step=10, position=4)
+    with pytest.raises(CheckpointError, match=r"step_000020/trainer_state\.json"):
+        resume_point(process(tmp_path, resume=newest))
+
+
+def test_searcher_reads_nothing_but_the_state(tmp_path, monkeypatch):
+    layout = process(tmp_path).layout
+    with CheckpointStore(layout, keep_last=5).writing(step=10) as made:
+        write_trainer_state(made, TrainerState(policy_version=10, sampler_rng={}, stream_positions=[14, 9]))
+        made.learner.mkdir()
+        (made.learner / "large").write_bytes(b"weights")
+    read = []
+    monkeypatch.setattr(manifest, "checksum", lambda path: (read.append(path.name), checksum(path))[1])
+    assert resume_point(process(tmp_path, resume=layout.checkpoint(10))).position == 14
+    assert read == ["trainer_state.json"]
 
 
 def test_resume_point_survives_the_checkpoint(tmp_path):

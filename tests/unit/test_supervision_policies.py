@@ -9,7 +9,7 @@ from tbactl.clock import FakeClock
 from tbactl.config.sections import SupervisionSection
 from tbactl.ipc.control_page import SEARCHER_WORDS, TRAINER_WORDS, ProcessState, TrainerPhase
 from tbactl.supervision.restart import MAX_BACKOFF_S, RestartPolicy
-from tbactl.supervision.signals import DEBOUNCE_S, StopSignals
+from tbactl.supervision.signals import DEBOUNCE_S, StoppedEarly, StopSignals
 from tbactl.supervision.watchdog import complaint, is_anyone_busy, progress_of
 
 BOUNDS = SupervisionSection(
@@ -131,6 +131,19 @@ def test_second_interrupt_hurries_unless_it_is_an_echo_of_the_first():
         clock.sleep(DEBOUNCE_S)
         os.kill(os.getpid(), signal.SIGINT)
         assert signals.hurry and signals.request is not None and signals.request.exit_code == 130
+
+
+def test_signal_leaves_a_block_that_obeys_at_once_and_only_that():
+    with StopSignals(clock=FakeClock()) as signals:
+        with pytest.raises(StoppedEarly) as stopped, signals.obeyed_at_once():
+            os.kill(os.getpid(), signal.SIGTERM)
+            pytest.fail("it goes on")
+        assert stopped.value.request == signals.request and stopped.value.request.exit_code == 143
+        os.kill(os.getpid(), signal.SIGINT)
+    with StopSignals(clock=FakeClock()) as signals:
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(StoppedEarly), signals.obeyed_at_once():
+            pytest.fail("a request from before is one as well")
 
 
 def test_hangup_stays_ignored_under_nohup():
