@@ -30,7 +30,7 @@ help:
 
 # 200 seeded faults over all kinds and phases, one small run each.
 chaos: $(RUNTIME)
-	$(BIN)/tbactl chaos --seed 0 --faults 200
+	$(BIN)/tbactl chaos --seed 0 --faults 200 --notice-bound 2
 
 # Runs killed at ten random moments and resumed, against one without interruption. Checksums are printed.
 resume-check: $(RUNTIME)

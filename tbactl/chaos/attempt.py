@@ -19,6 +19,8 @@ from tbactl.supervision.placement import RUN_VARIABLE
 POLL_S = 0.01
 # Children of a killed supervisor end with it, and those killed here; the kernel takes a moment to make them disappear.
 VANISH_S = 30.0
+# A supervisor that ends in order reaps them first.
+ORDERLY_VANISH_S = 5.0
 
 
 class Attempt:
@@ -67,7 +69,8 @@ class Attempt:
 
     def orphans(self) -> list[int]:
         """Children that have outlived the supervisor, and the moment that the kernel takes."""
-        until_s = time.monotonic() + VANISH_S
+        is_orderly = self.exit_code is not None and self.exit_code >= 0
+        until_s = time.monotonic() + (ORDERLY_VANISH_S if is_orderly else VANISH_S)
         while (alive := self._children()) and time.monotonic() < until_s:
             time.sleep(POLL_S)
         return alive

@@ -10,6 +10,7 @@ Two accounts, of one run over all its attempts:
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import struct
 from collections import Counter
@@ -22,6 +23,7 @@ from pathlib import Path
 from tbactl.chaos.faults import NUM_SEARCHERS
 from tbactl.chaos.settings import CaseLayout
 from tbactl.checkpoints.trainer_state import read_trainer_state
+from tbactl.ipc.codec import CodecError, decode
 from tbactl.ipc.ring_file import (
     CORRUPT_WORD,
     HEADER_BYTES,
@@ -31,6 +33,7 @@ from tbactl.ipc.ring_file import (
     WRITE_CURSOR_WORD,
 )
 from tbactl.testing.fake_task import FakeTask
+from tbactl.types import TrajectoryGroup
 
 
 class Mark(Enum):
@@ -42,6 +45,9 @@ class Mark(Enum):
     RESUMED = "resumed"
     WRITTEN = "written"
     GIVEN_UP = "given-up"
+    STARTED = "started"
+    LEFT = "left"
+    """In order: nothing was in its hands."""
 
 
 class RingGauge:
@@ -51,6 +57,8 @@ class RingGauge:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
         self._capacity = len(self._map) - HEADER_BYTES
+        self.damaged_prompts: set[int] = set()
+        """Of the records that were damaged through this gauge."""
 
     def word(self, number: int) -> int:
         """A word of the header."""
@@ -82,13 +90,20 @@ class RingGauge:
         position = self.word(READ_CURSOR_WORD + 1 + num_read % 2)
         for _ in range(num_written - num_read - 1):
             position += RECORD_OVERHEAD_BYTES + self._length(position)
-        middle = HEADER_BYTES + (position + RECORD_OVERHEAD_BYTES + self._length(position) // 2) % self._capacity
+        length = self._length(position)
+        payload = self._bytes(position + RECORD_OVERHEAD_BYTES, length)
+        with contextlib.suppress(CodecError):  # in tests
+            record = decode(payload)
+            self.damaged_prompts.update({record.prompt_id} if isinstance(record, TrajectoryGroup) else ())
+        middle = HEADER_BYTES + (position + RECORD_OVERHEAD_BYTES + length // 2) % self._capacity
         self._map[middle] ^= 1
         return True
 
     def _length(self, position: int) -> int:
-        data = bytes(self._map[HEADER_BYTES + (position + i) % self._capacity] for i in range(4))
-        return int.from_bytes(data, "little")
+        return int.from_bytes(self._bytes(position, 4), "little")
+
+    def _bytes(self, position: int, length: int) -> bytes:
+        return bytes(self._map[HEADER_BYTES + (position + i) % self._capacity] for i in range(length))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,19 +133,21 @@ def balance(layout: CaseLayout, *, checkpoint: Path | None, rings: Sequence[Ring
     counts = Counter(mark for mark, _ in trainer)
     num_damaged = sum(ring.num_damaged for ring in rings) + counts[Mark.UNDECODABLE]
     given_up = {prompt for mark, prompt in searchers if mark is Mark.GIVEN_UP}
+    damaged = {prompt for ring in rings for prompt in ring.damaged_prompts}
     missing: set[int] = set()
     if checkpoint is not None:
         state = read_trainer_state(checkpoint)
         admitted = admitted_prompts(trainer, step=state.policy_version)
-        missing = answered_prompts(state.stream_positions, seed=seed) - admitted - given_up
+        missing = answered_prompts(state.stream_positions, seed=seed) - admitted - given_up - damaged
     # A record that its dead reader had taken out and not yet admitted: its prompt is in the account of the prompts.
-    in_hands = counts[Mark.RESUMED] if checkpoint else 1
+    in_hands = counts[Mark.STARTED] - counts[Mark.LEFT]
     unaccounted = sum(ring.num_read for ring in rings) - counts[Mark.ADMITTED] - num_damaged - in_hands
     return Balance(
         num_acknowledged=sum(ring.num_written for ring in rings),
         num_damaged=num_damaged,
         num_given_up=len(given_up),
-        num_lost=max(0, unaccounted, len(missing) - num_damaged),
+        # A damaged record whose prompt is known excuses that prompt alone; another one excuses any.
+        num_lost=max(0, unaccounted, len(missing) - max(0, num_damaged - len(damaged))),
     )
 
 

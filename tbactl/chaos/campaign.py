@@ -23,6 +23,7 @@ def run_campaign(
     bound_s: float,
     on_verdict: Callable[[Verdict], None],
     keeps: bool = False,
+    notice_bound_s: float | None = None,
     shm_root: Path = SHM_ROOT,
 ) -> list[Verdict]:
     """Run all faults.
@@ -33,6 +34,7 @@ def run_campaign(
         jobs: cases at a time.
         bound_s: longest time for one run.
         keeps: keep the directories of those that went right, too.
+        notice_bound_s: longest time until a fault is noticed; None: any.
         on_verdict: told each verdict when it is known, in no order.
         shm_root: where shared memory is made.
 
@@ -52,7 +54,7 @@ def run_campaign(
             pool.submit(
                 Case(
                     fault, directory=directory, shm_root=Path(shm), bound_s=bound_s, may_mount=may_mount,
-                    cancelled=cancelled, keeps=keeps,
+                    cancelled=cancelled, keeps=keeps, notice_bound_s=notice_bound_s,
                 ).run
             )
             for fault in faults

@@ -17,7 +17,7 @@ from tbactl.chaos.expectation import FINISHED, KILLED, Expected, expected
 from tbactl.chaos.faults import FROM_OUTSIDE, Fault
 from tbactl.chaos.observer import Observer
 from tbactl.chaos.phase import may_drain
-from tbactl.chaos.settings import HEARTBEAT_S, NUM_STEPS, CaseLayout, case_config
+from tbactl.chaos.settings import HEARTBEAT_S, CaseLayout, case_config, num_steps
 from tbactl.chaos.small_disk import BALLAST, empty, fill, small_disk
 from tbactl.chaos.strikes import strike
 from tbactl.chaos.verdict import Verdict
@@ -41,11 +41,13 @@ class Case:
         cancelled: set when the campaign is given up.
         keeps: keep the directory of a case that went right, too.
         heartbeat_s: limit by which a stopped process is noticed.
+        notice_bound_s: a fault that is noticed later is a problem; None: it is not.
     """
 
     def __init__(
         self, fault: Fault, *, directory: Path, shm_root: Path, bound_s: float, may_mount: bool,
         cancelled: threading.Event, keeps: bool = False, heartbeat_s: float = HEARTBEAT_S,
+        notice_bound_s: float | None = None,
     ) -> None:  # fmt: skip
         self._fault = fault
         self._expected: Expected = expected(fault)
@@ -56,6 +58,7 @@ class Case:
         self._cancelled = cancelled
         self._keeps = keeps
         self._heartbeat_s = heartbeat_s
+        self._notice_bound_s = notice_bound_s
         self._verdict = Verdict(fault=fault)
         self._struck_s: float | None = None
         self._is_armed = False
@@ -214,13 +217,15 @@ class Case:
         self._require(problem is None, problem or "")
         if verdict.exit_code != FINISHED:
             verdict.recovered_s = None
-        elif attempt.observer.version != NUM_STEPS:
-            self._require(False, f"completed with {attempt.observer.version} steps of {NUM_STEPS}")
+        elif attempt.observer.version != (last := num_steps(self._fault)):
+            self._require(False, f"completed with {attempt.observer.version} steps of {last}")
         if self._struck_s is not None and verdict.noticed_s is None and self._expected.sign != "nothing":
             # A dead supervisor, or a full disk, leaves no event: the end itself is the sign.
             is_end = self._expected.sign == "death" and verdict.exit_code != FINISHED
             self._require(is_end, f"nobody noticed: no {self._expected.sign}")
             verdict.noticed_s = time.monotonic() - self._struck_s if is_end else None
+        late = verdict.noticed_later_than(self._notice_bound_s)
+        self._require(late is None, late or "")
 
     def _finish(self, attempt: Attempt, *, step: int) -> None:
         """The same run, resumed without a fault, must come to its end."""

@@ -120,11 +120,16 @@ def main() -> int:
     # First: what makes a phase long enough to be seen from outside then comes before the fault's chance to strike.
     if arguments.with_fault and fault.target == name:
         install(fault, layout=layout)
-    (trace_trainer if is_trainer else trace_searcher)(Trace(layout.trace(name)))
+    trace = Trace(layout.trace(name))
+    (trace_trainer if is_trainer else trace_searcher)(trace)
+    trace.mark(Mark.STARTED, 0)
     if arguments.with_fault:
         install_hold(fault, name=name, layout=layout, config=config)
     sys.argv[1:] = ["--config", str(arguments.config)]
-    return train() if is_trainer else search()
+    exit_code = train() if is_trainer else search()
+    if exit_code == 0:
+        trace.mark(Mark.LEFT, 0)
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def expected(fault: Fault) -> Expected:
             return Expected(exit_code=FINISHED, sign="alarm", about=AlarmKind.WEIGHTS)
         case "corrupt-record":
             return Expected(exit_code=FINISHED, sign="damage-count")
-        case _:  # torn-record, failed-load: the searcher dies and is started again
+        case _:  # torn-record, failed-load, stuck-engine: the searcher dies and is started again
             return Expected(exit_code=FINISHED, sign="death")
 
 

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 Kind = Literal[
     "kill", "stop", "slow", "raise", "nan-reward", "infinite-reward", "short-reward", "stuck-reward",
     "oversize-record", "torn-record", "corrupt-record", "failed-load", "wrong-weights", "full-shm", "full-disk",
-    "clock-jump", "failing-engine",
+    "clock-jump", "failing-engine", "stuck-engine",
 ]  # fmt: skip
 Phase = Literal["loading", "filling", "running", "syncing", "checkpointing", "draining"]
 Role = Literal["supervisor", "trainer", "searcher"]
@@ -44,6 +44,7 @@ PLACES: Mapping[Kind, Mapping[Role, tuple[Phase, ...]]] = {
     "full-disk": {"trainer": PHASES},
     "clock-jump": {"supervisor": PHASES, "trainer": PHASES, "searcher": PHASES},
     "failing-engine": {"searcher": WORKING},
+    "stuck-engine": {"searcher": WORKING},
 }
 
 _NOT_GENERATING = "loading: nothing is generated yet; draining: nothing is generated any more"
@@ -60,6 +61,7 @@ LEFT_OUT: Mapping[Kind, str] = {
             "torn-record",
             "corrupt-record",
             "failing-engine",
+            "stuck-engine",
         ),
         _NOT_GENERATING,
     ),

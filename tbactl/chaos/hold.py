@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from tbactl.chaos.faults import FROM_OUTSIDE, Fault, Phase
 from tbactl.chaos.phase import holding_process, is_in_phase, may_drain
-from tbactl.chaos.settings import HOLD_S, STUCK_HOLD_S, CaseLayout
+from tbactl.chaos.settings import BY_PROGRESS, HOLD_S, STUCK_HOLD_S, CaseLayout
 from tbactl.chaos.trigger import after, before, wrap
 from tbactl.config.layout import ProcessConfig
 from tbactl.ipc.control_page import ControlPage, RunState
@@ -44,7 +44,7 @@ class Hold:
         self._is_trainer = config.role == "trainer"
         self._page = ControlPage.open(config.shm.control, read_only=True)
         self._last_version = config.run.trainer.max_steps - 1
-        self._left_s = STUCK_HOLD_S if fault.kind == "stuck-reward" else HOLD_S
+        self._left_s = STUCK_HOLD_S if fault.kind in BY_PROGRESS else HOLD_S
 
     def install(self) -> None:
         """Into the calls that make the phase. What is wrapped last acts first."""

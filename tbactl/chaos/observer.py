@@ -12,7 +12,7 @@ from tbactl.chaos.books import RingGauge
 from tbactl.chaos.expectation import Expected
 from tbactl.chaos.faults import NUM_SEARCHERS, Fault
 from tbactl.chaos.phase import is_in_phase, slot_of
-from tbactl.chaos.settings import NUM_STEPS
+from tbactl.chaos.settings import num_steps
 from tbactl.config.layout import RunLayout, ShmLayout
 from tbactl.config.run_record import read_run_record
 from tbactl.dashboard.tail import JsonlTail
@@ -95,7 +95,7 @@ class Observer:
         """Whether the target works again, in a new process if it died, and the trainer has got on beyond a version."""
         is_new = fault.role == "supervisor" or self.pid(fault.target) != dead
         is_up = is_new and (fault.role == "supervisor" or self.state_of(fault.target) == ProcessState.RUNNING)
-        return is_up and (self.version > version or self.version == NUM_STEPS)
+        return is_up and (self.version > version or self.version == num_steps(fault))
 
     @property
     def version(self) -> int:

@@ -10,6 +10,8 @@ from typing import Any
 from tbactl.chaos.faults import KINDS
 from tbactl.chaos.verdict import Verdict
 
+# Later than this is late.
+NOTICE_BOUND_S = 2.0
 COLUMNS = ("kind", "faults", "right", "noticed after, s", "recovered after, s", "outcomes")
 
 
@@ -24,8 +26,8 @@ def fault_line(verdict: Verdict) -> str:
     return line if verdict.is_right else f"{line}  WRONG: {'; '.join(verdict.problems)} ({fault.name})"
 
 
-def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """The numbers at the end."""
+def summary(verdicts: Sequence[Verdict], *, notice_bound_s: float = NOTICE_BOUND_S) -> dict[str, Any]:
+    """The numbers at the end; `notice_bound_s`: what is noticed later is late."""
     return {
         "faults": len(verdicts),
         "wrong": sum(not verdict.is_right for verdict in verdicts),
@@ -37,14 +39,16 @@ def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
         "groups_damaged": sum(verdict.num_damaged for verdict in verdicts),
         "groups_given_up": sum(verdict.num_given_up for verdict in verdicts),
         "resumed": sum(verdict.is_resumed for verdict in verdicts),
+        "notice_bound_s": notice_bound_s,
+        "noticed_late": sum((verdict.noticed_s or 0.0) > notice_bound_s for verdict in verdicts),
         "noticed_s": _spread([verdict.noticed_s for verdict in verdicts]),
         "recovered_s": _spread([verdict.recovered_s for verdict in verdicts]),
     }
 
 
-def summary_lines(verdicts: Sequence[Verdict]) -> Iterator[str]:
+def summary_lines(verdicts: Sequence[Verdict], *, notice_bound_s: float = NOTICE_BOUND_S) -> Iterator[str]:
     """The same in words."""
-    numbers = summary(verdicts)
+    numbers = summary(verdicts, notice_bound_s=notice_bound_s)
     yield (
         f"{numbers['faults']} faults: {numbers['hangs']} hangs, {numbers['orphans']} orphans, "
         f"{numbers['segments_left']} segments left, {numbers['groups_lost']} acknowledged groups lost of "
@@ -55,7 +59,8 @@ def summary_lines(verdicts: Sequence[Verdict]) -> Iterator[str]:
     for name in ("noticed", "recovered"):
         spread = numbers[f"{name}_s"]
         if spread is not None:
-            yield f"{name} after {spread['median']:.2f} s (median), {spread['max']:.2f} s at most"
+            late = f"; {numbers['noticed_late']} later than {notice_bound_s:g} s" if name == "noticed" else ""
+            yield f"{name} after {spread['median']:.2f} s (median), {spread['max']:.2f} s at most{late}"
     wrong = numbers["wrong"]
     yield f"{wrong} WRONG" if wrong else "all as expected"
 
@@ -76,10 +81,10 @@ def kind_rows(verdicts: Sequence[Verdict]) -> Iterator[tuple[object, ...]]:
             )
 
 
-def document(verdicts: Sequence[Verdict], *, seed: int) -> dict[str, Any]:
+def document(verdicts: Sequence[Verdict], *, seed: int, notice_bound_s: float = NOTICE_BOUND_S) -> dict[str, Any]:
     """All of it as JSON."""
     faults = [{**asdict(verdict), "outcome": verdict.outcome, "is_right": verdict.is_right} for verdict in verdicts]
-    return {"seed": seed, "summary": summary(verdicts), "faults": faults}
+    return {"seed": seed, "summary": summary(verdicts, notice_bound_s=notice_bound_s), "faults": faults}
 
 
 def _spread(values: Sequence[float | None]) -> dict[str, float] | None:

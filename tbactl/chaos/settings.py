@@ -17,7 +17,9 @@ HEARTBEAT_S = 1.5
 START_S, SYNC_S, SAVE_S = 0.3, 0.15, 0.3
 # How long the phase in which the fault is to strike waits for that look: no progress that any limit below would miss.
 HOLD_S = 3.0
-# A reward that never returns is noticed by its limit: the run must not be over before, nor a hold take so long.
+# A reward that never returns, or an engine that finishes nothing, is noticed by its limit: the run must not be over
+# before, nor a hold take so long.
+BY_PROGRESS = ("stuck-reward", "stuck-engine")
 STUCK_LIMIT_S, STUCK_HOLD_S, NUM_STUCK_STEPS = 1.5, 0.7, 3 * NUM_STEPS
 # Only a process that is stopped is noticed by its heartbeat, and one that is slow must not be.
 BY_HEARTBEAT = ("stop", "slow")
@@ -67,9 +69,13 @@ class CaseLayout:
         return self.root / f"trace-{process}.txt"
 
 
+def num_steps(fault: Fault) -> int:
+    """Optimizer steps of a case's run."""
+    return NUM_STUCK_STEPS if fault.kind in BY_PROGRESS else NUM_STEPS
+
+
 def case_config(fault: Fault, *, layout: CaseLayout, heartbeat_s: float = HEARTBEAT_S) -> RunConfig:
     """The settings of a case's run."""
-    is_stuck = fault.kind == "stuck-reward"
     is_stopped_at_the_end = (fault.kind, fault.phase) == ("stop", "draining")
     values: dict[str, Any] = {
         "name": "chaos",
@@ -90,7 +96,7 @@ def case_config(fault: Fault, *, layout: CaseLayout, heartbeat_s: float = HEARTB
         },
         "trainer": {
             "kind": "fake",
-            "max_steps": NUM_STUCK_STEPS if is_stuck else NUM_STEPS,
+            "max_steps": num_steps(fault),
             "prompts_per_step": 4,
             "completions_per_prompt": 4,
             "options": {"step_seconds": 0.08, "start_seconds": START_S},
@@ -103,7 +109,7 @@ def case_config(fault: Fault, *, layout: CaseLayout, heartbeat_s: float = HEARTB
         "supervision": {
             "start_timeout_s": 60.0,
             "heartbeat_timeout_s": heartbeat_s if fault.kind in BY_HEARTBEAT else 30.0,
-            "progress_timeout_s": STUCK_LIMIT_S if is_stuck else 10.0,
+            "progress_timeout_s": STUCK_LIMIT_S if fault.kind in BY_PROGRESS else 10.0,
             "acknowledge_timeout_s": 10.0,
             # A process that is stopped while the run drains is to be noticed by its heartbeat, not by the end.
             "stop_grace_s": heartbeat_s + 6.5 if is_stopped_at_the_end else 30.0,

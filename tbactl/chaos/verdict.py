@@ -42,6 +42,12 @@ class Verdict:
         """Whether the run ended as it must."""
         return not self.problems
 
+    def noticed_later_than(self, bound_s: float | None) -> str | None:
+        """A problem where the fault was noticed, but later than that; None without a bound."""
+        if bound_s is None or self.noticed_s is None or self.noticed_s <= bound_s:
+            return None
+        return f"noticed after {self.noticed_s:.2f} s, later than {bound_s:g} s"
+
     @property
     def outcome(self) -> str:
         """In a word or two."""

@@ -114,6 +114,5 @@ class Pulse:
             now = time.monotonic_ns()
             self._slot.set(heartbeat_ns=now)
             if self._supervisor is not None and now - self._supervisor.get("heartbeat_ns") > self._timeout_ns:
-                sys.stderr.write("the supervisor's heartbeat has stopped: leaving\n")
-                sys.stderr.flush()
+                report("the supervisor's heartbeat has stopped: leaving")
                 os._exit(EXIT_ORPHANED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from tbactl.checkpoints.trainer_state import TrainerState
 from tbactl.clock import Clock
 from tbactl.config.sections import SyncSection
 from tbactl.errors import ChildFailedError
-from tbactl.ipc.control_page import SYNC_EDITS, SYNCED, ControlPage, ProcessState
+from tbactl.ipc.control_page import NUM_REWARD_METRICS, SYNC_EDITS, SYNCED, ControlPage, ProcessState
 from tbactl.protocols import Learner, ProbeBatch
 from tbactl.replay.buffer import ReplayBuffer
 from tbactl.weight_sync.publisher import publish
@@ -46,7 +47,9 @@ class Syncing:
         buffer: ReplayBuffer,
         state: TrainerState,
         clock: Clock,
+        reward_metrics: Sequence[str] = (),
     ) -> None:
+        self._reward_metrics = reward_metrics[:NUM_REWARD_METRICS]
         self._section = section
         self._acknowledge_timeout_s = acknowledge_timeout_s
         self._slot = page.trainer()
@@ -62,7 +65,7 @@ class Syncing:
         self._lags = [_Lag(since_s=clock.monotonic_s()) for _ in self._searchers]
         self._checked = [0] * len(self._searchers)
         # Versions in a row that each searcher held with log-probs beyond the level that ends the run.
-        self._num_off = [0] * len(self._searchers)
+        self._off: list[set[int]] = [set() for _ in self._searchers]
 
     def publish(self) -> None:
         """Publish the learner's weights as the state's policy version."""
@@ -116,7 +119,17 @@ class Syncing:
             "searcher/turn_s/max": max(searcher["f_longest_turn_s"] for searcher in searchers),
             "searcher/idle/mean": sum(searcher["f_idle_fraction"] for searcher in searchers) / len(searchers),
             "searcher/completions/total": float(sum(searcher["num_completions"] for searcher in searchers)),
+            **self._reward_means(searchers),
         }
+
+    def _reward_means(self, searchers: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        """Of what rewards say besides their value: over the searchers that have heard it said."""
+        means: dict[str, float] = {}
+        for i, name in enumerate(self._reward_metrics):
+            known = [s[f"f_reward_metric_{i}"] for s in searchers if int(s["reward_metrics_known"]) >> i & 1]
+            if known:
+                means[f"searcher/reward_{name}/mean"] = sum(known) / len(known)
+        return means
 
     def _check_acknowledgements(self) -> None:
         now_s = self._clock.monotonic_s()
@@ -144,13 +157,15 @@ class Syncing:
                 continue
             version, loaded = int(words["loaded_version"]), int(words["fingerprint"])
             self._checked[index] = version
+            if version == 0:  # It was started again: nothing is loaded yet, and nothing has become right.
+                continue
             difference = words["f_logprob_difference"]
             if not difference <= limit:
                 self._alarm(
                     f"searcher {index}, policy version {version}: its log-probs of the probe differ from the trainer's "
                     f"by up to {difference:.3g} nats (sync.max_logprob_difference = {limit:g})"
                 )
-            self._end_if_off(index, difference=difference)
+            self._end_if_off(index, version=version, difference=difference)
             published = self._fingerprints.get(version)
             if published is not None and loaded != published:
                 self._state.count(fingerprint_mismatches=1)
@@ -159,14 +174,18 @@ class Syncing:
                     f"the published ones {published:016x}...: the file was damaged or exchanged"
                 )
 
-    def _end_if_off(self, index: int, *, difference: float) -> None:
+    def _end_if_off(self, index: int, *, version: int, difference: float) -> None:
         """A look at a version that a searcher has just loaded: the gate behind the alarm."""
         limit, patience = self._section.stop_logprob_difference, self._section.stop_patience
-        self._num_off[index] = 0 if difference <= limit else self._num_off[index] + 1
-        if limit and self._num_off[index] >= patience:
+        off = self._off[index]
+        if difference <= limit:
+            off.clear()
+        else:
+            off.add(version)
+        if limit and len(off) >= patience:
             raise ChildFailedError(
                 f"searcher {index}: its log-probs of the probe differ from the trainer's by up to {difference:.3g} "
-                f"nats, for {self._num_off[index]} policy versions in a row by more than {limit:g} "
+                f"nats, for {len(off)} policy versions in a row by more than {limit:g} "
                 f"(sync.stop_logprob_difference, sync.stop_patience = {patience}): it does not hold the policy that "
                 f"is trained. Look for engine settings that change the model (quantization, dtype, adapters); 0 lets "
                 f"such a run go on."

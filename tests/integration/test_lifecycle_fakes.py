@@ -198,6 +198,38 @@ def test_engine_that_crashes_once_in_mid_run_is_replaced(tmp_path: Path):
         run.assert_nothing_left()
 
 
+STARVED = "the engine has 16 open requests, and has finished none for"
+
+
+def starving(tmp_path: Path, **fault: str):
+    """A run whose only searcher has an engine that takes requests and finishes none: the buffer is never filled."""
+    options = {"step_seconds": 0.002, "faults": [{"kind": "starve", **fault}]}
+    return real_run(
+        tmp_path,
+        searchers={"num_searchers": 1, "engine_options": options},
+        evaluation={"num_prompts": 0},
+        supervision={"progress_timeout_s": 3.0, "max_restarts": 1},
+    )
+
+
+@pytest.mark.fault("I-16")
+def test_engine_that_finishes_nothing_is_noticed_and_replaced(tmp_path: Path):
+    with starving(tmp_path, once_file=str(tmp_path / "struck")) as run:
+        assert run.wait() == 0, run.text
+        assert len(run.events("child_restarting")) == 1
+        log = (run.layout.logs / "latest" / "searcher-0.log").read_text()
+        assert STARVED in log and re.search(r"in turn$", log, re.MULTILINE)
+        run.assert_nothing_left()
+
+
+@pytest.mark.fault("I-16")
+def test_engine_that_finishes_nothing_in_any_life_ends_the_run(tmp_path: Path):
+    with starving(tmp_path) as run:
+        assert run.wait() == 5, run.text
+        assert STARVED in run.text and "restarted 1 times before (supervision.max_restarts)" in run.text
+        run.assert_nothing_left()
+
+
 @pytest.mark.fault("I-03")
 def test_learner_that_crashes_ends_the_run_with_its_last_lines(tmp_path: Path):
     fault = {"kind": "raise", "where": "update", "after": 3}

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -62,10 +63,10 @@ deep_inside()
 """
 
 
-def start_child(page: ControlPage, *, timeout_s: float) -> subprocess.Popen:
+def start_child(page: ControlPage, *, timeout_s: float, stderr: int | IO[bytes] = subprocess.PIPE) -> subprocess.Popen:
     page.supervisor.set(heartbeat_ns=time.monotonic_ns())
     child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(page.path), str(timeout_s)], stderr=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-c", CHILD, str(page.path), str(timeout_s)], stderr=stderr, start_new_session=True
     )
     wait_for(lambda: page.searcher(0).get("state") == ProcessState.RUNNING)
     return child
@@ -76,6 +77,19 @@ def test_child_leaves_when_the_supervisors_heartbeat_stops(page: ControlPage):
     page.supervisor.set(heartbeat_ns=time.monotonic_ns() - int(61e9))
     _, errors = child.communicate(timeout=120)
     assert child.returncode == EXIT_ORPHANED and b"heartbeat has stopped" in errors
+
+
+@pytest.mark.fault("I-61")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_child_leaves_when_the_supervisors_heartbeat_stops_although_its_log_is_full(page: ControlPage):
+    with Path("/dev/full").open("wb", buffering=0) as log:
+        child = start_child(page, timeout_s=60.0, stderr=log)
+    try:
+        page.supervisor.set(heartbeat_ns=time.monotonic_ns() - int(61e9))
+        assert child.wait(timeout=60) == EXIT_ORPHANED
+    finally:
+        child.kill()
+        child.wait(timeout=60)
 
 
 def test_child_prints_its_stacks_on_sigusr1_and_lives_on(page: ControlPage):

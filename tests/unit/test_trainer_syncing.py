@@ -48,6 +48,7 @@ def parts(tmp_path):
         buffer=buffer,
         state=state,
         clock=clock,
+        reward_metrics=("toxicity", "success"),
     )
     return syncing, learner, buffer, state, page, clock
 
@@ -178,6 +179,39 @@ def test_observe_ends_the_run_when_a_searcher_is_far_off_for_too_many_versions(p
         syncing.observe()
 
 
+@pytest.mark.fault("I-18")
+def test_observe_ends_the_run_of_a_searcher_that_is_off_in_each_of_its_lives(parts):
+    syncing, _, _, state, page, _ = parts
+    syncing._section = SyncSection(stop_logprob_difference=0.5, stop_patience=3)
+
+    def live(version: int) -> None:
+        state.policy_version = version
+        syncing.publish()
+        for _ in range(4):  # lives with one version: it counts once
+            page.searcher(0).reset()
+            page.searcher(0).set(state=ProcessState.LOADING)
+            syncing.observe()
+            load(page, version, difference=0.6)
+            syncing.observe()
+
+    live(1)
+    live(2)
+    with pytest.raises(ChildFailedError, match=r"searcher 0: .* for 3 policy versions in a row by more than 0\.5"):
+        live(3)
+
+
+def test_observe_looks_again_at_a_version_that_is_loaded_anew(parts):
+    syncing, _, _, state, page, _ = parts
+    state.policy_version = 1
+    syncing.publish()
+    load(page, 1, difference=0.0)
+    assert syncing.observe()["sync/alarms/total"] == 0
+    page.searcher(0).reset()
+    assert syncing.observe()["sync/alarms/total"] == 0
+    load(page, 1, difference=100.0)
+    assert syncing.observe()["sync/alarms/total"] == 1
+
+
 def test_observe_with_the_gate_off_only_alarms(parts):
     syncing, _, _, state, page, _ = parts
     syncing._section = SyncSection(stop_logprob_difference=0.0, stop_patience=1)
@@ -196,3 +230,11 @@ def test_observe_does_not_end_a_run_by_default_for_what_rounding_does(parts):
         syncing.publish()
         load(page, version, difference=1.0)  # many times what bfloat16 was seen to do
         syncing.observe()
+
+
+def test_observe_shows_what_rewards_say_where_searchers_know_it(parts):
+    syncing, _, _, _, page, _ = parts
+    page.searcher(0).set(reward_metrics_known=0b10, f_reward_metric_0=7.0, f_reward_metric_1=0.25)
+    metrics = syncing.observe()
+    assert metrics["searcher/reward_success/mean"] == 0.25
+    assert "searcher/reward_toxicity/mean" not in metrics

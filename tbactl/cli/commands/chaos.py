@@ -15,7 +15,7 @@ import typer
 
 from tbactl.chaos.campaign import run_campaign
 from tbactl.chaos.faults import KINDS, PHASES
-from tbactl.chaos.report import COLUMNS, document, fault_line, kind_rows, summary_lines
+from tbactl.chaos.report import COLUMNS, NOTICE_BOUND_S, document, fault_line, kind_rows, summary_lines
 from tbactl.chaos.schedule import schedule
 from tbactl.chaos.verdict import Verdict
 from tbactl.cli.arguments import AsJson, command_app
@@ -35,6 +35,10 @@ def chaos(
     phases: Annotated[str, typer.Option(metavar="PHASE,...", help=f"Only in these: {', '.join(PHASES)}.")] = "",
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Runs at a time.")] = 2,
     bound_s: Annotated[float, typer.Option("--bound", min=1.0, help="Seconds after which a run is a hang.")] = 120.0,
+    notice_bound_s: Annotated[
+        float | None,
+        typer.Option("--notice-bound", min=0.1, metavar="SECONDS", help="A fault that is noticed later is wrong."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="New directory for chaos.json and every case that went wrong.")
     ] = None,
@@ -46,24 +50,34 @@ def chaos(
     Each fault strikes a run of its own, with real rings, checkpoints and supervisor, and a fake engine and learner.
     Exit code 1 when anything is not as it must be. docs/chaos.md has the table of kinds and phases.
     """
+    if keep and output is None:
+        raise typer.BadParameter("it keeps cases in a directory: name it with --output DIR", param_hint="--keep")
     planned = schedule(
         seed, num_faults=faults, kinds=_chosen(kinds, KINDS, "kind"), phases=_chosen(phases, PHASES, "phase")
     )
     directory = _directory(output)
     with _shown(len(planned), as_json=as_json) as show:
         verdicts = run_campaign(
-            planned, directory=directory, jobs=jobs, bound_s=bound_s, keeps=keep and output is not None, on_verdict=show
+            planned,
+            directory=directory,
+            jobs=jobs,
+            bound_s=bound_s,
+            keeps=keep,
+            notice_bound_s=notice_bound_s,
+            on_verdict=show,
         )
+    late_s = NOTICE_BOUND_S if notice_bound_s is None else notice_bound_s
+    found = document(verdicts, seed=seed, notice_bound_s=late_s)
     is_right = all(verdict.is_right for verdict in verdicts)
     if output is None and is_right:
         shutil.rmtree(directory, ignore_errors=True)
     else:
-        (directory / "chaos.json").write_text(json.dumps(document(verdicts, seed=seed), indent=2), encoding="utf-8")
+        (directory / "chaos.json").write_text(json.dumps(found, indent=2), encoding="utf-8")
     if as_json:
-        print_json(document(verdicts, seed=seed))
+        print_json(found)
     else:
         print_table(COLUMNS, list(kind_rows(verdicts)))
-        for line in summary_lines(verdicts):
+        for line in summary_lines(verdicts, notice_bound_s=late_s):
             typer.echo(line)
     if not is_right:
         typer.echo(f"the directories of what went wrong are in {directory}", err=True)
