@@ -18,7 +18,7 @@ from tbactl.config.evaluation import EvaluationConfig
 from tbactl.config.evaluation_loading import evaluation_config, run_of_checkpoint
 from tbactl.config.layout import CheckpointLayout, RunLayout
 from tbactl.errors import ChildFailedError, ConfigError
-from tbactl.evaluation.hooks import FrontierDrawing, FrontierPoint
+from tbactl.evaluation.hooks import FrontierDrawing, FrontierNeeds, FrontierPoint
 from tbactl.types import EvaluationResult
 
 RESULT_FILE = "result.json"
@@ -47,7 +47,7 @@ def planned_evaluations(
             runs share is one, and other settings never meet an old result.
 
     Raises:
-        ConfigError: a setting is wrong, a run is named twice, or tasks differ or draw no frontier.
+        ConfigError: a setting is wrong, a run is named twice, tasks differ or draw no frontier, or lack options for it.
     """
     if len(set(names)) < len(names):
         raise ConfigError("--frontier: a run is named twice; name each once.")
@@ -59,6 +59,7 @@ def planned_evaluations(
             config = config.model_copy(update={"output": directory})
             planned.append(Planned(run=label, step=step, config=config, directory=directory))
     _check_configs([item.config for item in planned])
+    _check_options(planned)
     return planned
 
 
@@ -137,6 +138,18 @@ def _check_configs(configs: Sequence[EvaluationConfig]) -> None:
     if any(config.harness != "native" for config in configs):
         raise ConfigError("--frontier needs the task's own evaluation; leave --harness away.")
     _drawing(kinds[0])
+
+
+def _check_options(planned: Sequence[Planned]) -> None:
+    task_class = registry.load("tbactl.tasks", planned[0].config.task.kind)
+    if not issubclass(task_class, FrontierNeeds):
+        return
+    problems: dict[str, None] = {}
+    for item in planned:
+        options = {"reference_policy": item.config.reference_policy, **item.config.task.options}
+        problems |= {f"--frontier: {item.run}: {problem}": None for problem in task_class.frontier_problems(options)}
+    if problems:
+        raise ConfigError(*problems)
 
 
 def _directory_name(config: EvaluationConfig) -> str:

@@ -112,3 +112,14 @@ def reward_problems(config: RewardConfig) -> Iterator[Problem]:
         for name in ("options", "origins", "kinds"):
             if getattr(data, name):
                 yield setting_problem(config, f"data.{name}", f"has no effect unless data.source = {CONSTRUCTED}.")
+
+
+def reward_warnings(config: RewardConfig) -> Iterator[Problem]:
+    """Settings that were given and that nothing reads."""
+    section, names = "training", tuple(RewardTrainingSection.model_fields)
+    if config.model.kind == "classifier":
+        section, names = "model", ("num_hidden", "l2")
+    given = getattr(config, section).model_fields_set
+    for name in names:
+        if name in given:
+            yield setting_problem(config, f"{section}.{name}", f"has no effect when model.kind = {config.model.kind}.")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from tbactl.engines.missing_weights import missing_weights, some_of
 from tbactl.errors import ConfigError
 from tbactl.policies.packaged import PACKAGE_PREFIX
 from tbactl.policies.packaged_encoder import packaged_encoder
@@ -47,7 +48,7 @@ class SentenceEncoder:
             Shape (texts, dimensions), float32, rows of length 1 (0 where the tokenizer finds no token in a text).
 
         Raises:
-            ConfigError: There is no such encoder.
+            ConfigError: There is no such encoder, or it lacks weights.
         """
         model, tokenizer = self._loaded = self._loaded or self._load()
         vectors = np.zeros((len(texts), model.config.hidden_size), dtype=np.float32)
@@ -71,10 +72,16 @@ class SentenceEncoder:
         source = self._directory()
         try:
             with torch.random.fork_rng():
-                model = AutoModel.from_pretrained(source, dtype=torch.float32)
+                model, info = AutoModel.from_pretrained(source, dtype=torch.float32, output_loading_info=True)
                 tokenizer = AutoTokenizer.from_pretrained(source)
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"{self._setting} = '{self._source}': cannot be loaded: {error}") from error
+        # The mean of hidden states is taken, so that a layer which pools them is of no interest.
+        if missing := missing_weights(info, unused=("pooler.",)):
+            raise ConfigError(
+                f"{self._setting} = '{self._source}': it is incomplete and lacks the weights {some_of(missing)}, which "
+                f"would be random; save or download it again."
+            )
         # For some architectures transformers makes an empty tokenizer up where it finds none: all texts would be alike.
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
             raise ConfigError(

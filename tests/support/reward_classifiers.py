@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     BertConfig,
@@ -38,6 +41,13 @@ def build_classifier(
     if with_tokenizer:
         tokenizer(pad=pad, padding_side=padding_side, kind=kind).save_pretrained(directory)
     return str(directory)
+
+
+def remove_weights(directory, part):
+    """Of a saved model, those whose name holds `part`."""
+    file = Path(directory, "model.safetensors")
+    kept = {name: tensor for name, tensor in load_file(file).items() if part not in name}
+    save_file(kept, file, metadata={"format": "pt"})
 
 
 def tokenizer(*, pad, padding_side, kind):

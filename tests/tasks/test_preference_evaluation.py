@@ -32,7 +32,7 @@ def completion(text, finish_reason="stop", num_tokens=3):
 
 
 def scores(table):
-    return lambda prompt, texts: [table[text] for text in texts]
+    return lambda prompts, texts: [table[text] for text in texts]
 
 
 def evaluate(completions, *, reward=None, gold=None, reference=None, summaries=None):
@@ -40,7 +40,7 @@ def evaluate(completions, *, reward=None, gold=None, reference=None, summaries=N
     return evaluate_policy(
         prompts,
         generate=lambda prompts, n, sampling: [[item] for item in completions],
-        reward=reward or (lambda prompt, texts: [0.5] * len(texts)),
+        reward=reward or (lambda prompts, texts: [0.5] * len(texts)),
         gold_reward=gold,
         plan=PLAN,
         policy_version=7,
@@ -63,7 +63,7 @@ def test_win_rate_counts_strictly_higher_gold_rewards_only():
 def test_gold_judges_a_completion_without_end_and_the_human_summary_in_one_call():
     asked = []
 
-    def gold(prompt, texts):
+    def gold(prompts, texts):
         asked.append(list(texts))
         return [3.0, 1.0]
 
@@ -71,6 +71,63 @@ def test_gold_judges_a_completion_without_end_and_the_human_summary_in_one_call(
     assert asked == [["cut", " a human summary"]]
     assert result.metrics["win_rate"] == 1.0
     assert result.metrics["reward_mean"] == -1.0
+
+
+def test_models_are_asked_for_many_prompts_at_once_and_each_score_is_that_of_its_prompt():
+    calls = []
+
+    def gold(prompts, texts):
+        calls.append(len(texts))
+        return [
+            prompt.prompt_id + (text == " a human summary") / 2 for prompt, text in zip(prompts, texts, strict=True)
+        ]
+
+    _, judged = evaluate([completion(f"text {i}") for i in range(40)], reward=gold, gold=gold)
+    assert calls == [32, 64, 8, 16]
+    assert [(item.reward, item.gold_reward, item.human_gold_reward) for item in judged] == [
+        (i, i, i + 0.5) for i in range(40)
+    ]
+
+
+def test_a_copy_of_the_human_summary_is_a_tie_though_the_model_rounds():
+    calls = []
+
+    def gold(prompts, texts):
+        calls.append(list(texts))
+        return [1.0 - 1e-7 * i for i in range(len(texts))]
+
+    result, _ = evaluate([completion(" a human summary")], gold=gold)
+    assert result.metrics["win_rate"] == 0.0
+    assert calls == [[" a human summary"]]
+
+
+def test_evaluation_says_that_it_goes_on_after_each_part_and_can_be_ended_there():
+    class EndedError(Exception):
+        pass
+
+    asked, scored = [], []
+
+    def generate(prompts, num_completions, sampling):
+        asked.append(len(prompts))
+        if len(asked) == 3:
+            raise EndedError
+        return [[completion(f"text {i}")] for i in range(len(prompts))]
+
+    def reward(prompts, texts):
+        scored.extend(texts)
+        return [0.5] * len(texts)
+
+    with pytest.raises(EndedError):
+        evaluate_policy(
+            [prompt(i) for i in range(200)],
+            generate=generate,
+            reward=reward,
+            gold_reward=None,
+            plan=PLAN,
+            policy_version=0,
+        )
+    assert asked == [200, 0, 0]
+    assert len(scored) == 64
 
 
 def test_without_a_gold_model_there_is_no_win_rate_and_the_reward_comes_first():
@@ -114,11 +171,12 @@ def test_score_that_is_not_finite_is_counted_and_never_averaged():
 
 def test_reward_that_is_never_finite_is_a_task_error():
     with pytest.raises(TaskError, match="reward_mean: none of 1 scores is a finite number"):
-        evaluate([completion("a")], reward=lambda prompt, texts: [math.nan])
+        evaluate([completion("a")], reward=lambda prompts, texts: [math.nan])
 
 
 def test_empty_completions_are_measured():
-    result, _ = evaluate([completion("", num_tokens=1), completion("", num_tokens=1)], gold=lambda p, t: [0.0, 1.0])
+    gold = scores({"": 0.0, " a human summary": 1.0})
+    result, _ = evaluate([completion("", num_tokens=1), completion("", num_tokens=1)], gold=gold)
     assert result.metrics["win_rate"] == 0.0
     assert result.metrics["rouge_l_mean"] == 0.0
     assert result.metrics["duplicate_share"] == 0.5
@@ -130,7 +188,7 @@ def test_engine_that_leaves_prompts_unanswered_is_a_task_error(answers):
         evaluate_policy(
             [prompt(0)],
             generate=lambda *_: answers,
-            reward=lambda prompt, texts: [0.0],
+            reward=lambda prompts, texts: [0.0],
             gold_reward=None,
             plan=PLAN,
             policy_version=0,
@@ -270,7 +328,7 @@ def task(tmp_path):
     path.write_text(
         "".join(json.dumps({"document": f"Text number {i}.", "summary": f"Number {i}."}) + "\n" for i in range(80))
     )
-    return PreferenceTask(documents=str(path), reference_policy="package:none")
+    return PreferenceTask(documents=str(path), reference_policy="owner/reference")
 
 
 def human_answers(prompts, num_completions, sampling):

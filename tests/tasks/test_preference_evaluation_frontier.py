@@ -68,6 +68,13 @@ def test_point_without_what_is_drawn_says_which_option_gives_it(tmp_path, name, 
         write_frontier([point("b", 5, **{name: None})], output=tmp_path)
 
 
+def test_options_without_which_a_point_lacks_what_is_drawn_are_named_beforehand():
+    gold, reference = PreferenceTask.frontier_problems({"gold_reward_model": None})
+    assert "--set task.options.gold_reward_model=NAME" in gold
+    assert "--set task.options.reference_policy=NAME" in reference
+    assert not PreferenceTask.frontier_problems({"gold_reward_model": "summary-gold", "reference_policy": "x"})
+
+
 def test_without_matplotlib_the_table_is_written_and_the_error_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match="pip install matplotlib"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -23,7 +24,15 @@ from tbactl_preference import scoring
 from tbactl_preference.reward_classifier import ClassifierReward
 from tbactl_preference.reward_models import EMBEDDED, GOLD, SUMMARY, load_reward_model, reward_model_problem
 from tbactl_preference.task import PreferenceTask
-from tests.support.reward_classifiers import MODELS, POSITIONS, SIZES, WORDS, build_classifier, tokenizer
+from tests.support.reward_classifiers import (
+    MODELS,
+    POSITIONS,
+    SIZES,
+    WORDS,
+    build_classifier,
+    remove_weights,
+    tokenizer,
+)
 
 PROMPTS = ["cats sleep on the mat .", "dogs run", "a poem", "cats sleep on the mat .", "dogs run"]
 TEXTS = [" cats sleep", "", " dogs run . dogs run . dogs", " a", " the poem ."]
@@ -92,7 +101,7 @@ def test_scores_that_are_not_finite_are_passed_on(tmp_path):
 def test_the_task_turns_a_score_that_is_not_finite_into_an_error(monkeypatch):
     monkeypatch.setattr(scoring, "load_reward", lambda name: None)
     task = PreferenceTask()
-    task.__dict__["_reward"] = lambda prompt, texts: [math.nan, 0.5]
+    task.__dict__["_reward"] = lambda prompts, texts: [math.nan, 0.5]
     prompt = next(task.prompts("test", seed=0))
     completions = [Completion(token_ids=(1,), text=text, finish_reason="stop", logprobs=(0.0,)) for text in "ab"]
     rewards = task.score(prompt, completions)
@@ -109,6 +118,16 @@ def test_a_language_model_is_refused(tmp_path):
     build_classifier(tmp_path)
     GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=len(WORDS), num_labels=1, **SIZES)).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"lacks the weights score\.weight"):
+        load_reward_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"), [("gpt-neox", "layers.1."), ("llama", "embed_tokens"), ("bert", "layer.0."), ("bert", "pooler")]
+)
+def test_a_model_that_lacks_weights_of_its_body_is_refused(tmp_path, kind, part):
+    build_classifier(tmp_path, kind=kind)
+    remove_weights(tmp_path, part)
+    with pytest.raises(ConfigError, match=rf"is incomplete: it lacks the weights .*{re.escape(part)}"):
         load_reward_model(str(tmp_path))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -32,7 +34,7 @@ from tbactl_preference.reward_tables import common_prompt, read_comparisons
 from tbactl_preference.reward_text import longest_shared_run
 from tbactl_preference.reward_training import train_reward
 from tbactl_preference.sources import load_pairs
-from tests.support.reward_classifiers import WORDS, build_classifier
+from tests.support.reward_classifiers import WORDS, build_classifier, remove_weights
 
 NUM_TEST_DOCUMENTS = 30
 
@@ -299,6 +301,7 @@ def test_no_prompt_is_both_trained_on_and_held_out(tmp_path):
     [
         ({"kinds": ["truncate"]}, "did you mean 'truncated'"),
         ({"origins": ["nosuchpackage"]}, "begins with 'nosuchpackage'"),
+        ({"origins": ["numpy.nosuchmodule"]}, "begins with 'numpy.nosuchmodule'"),
         ({"source": "construct"}, "did you mean 'constructed'"),
         ({"source": "/nowhere/x.jsonl"}, "no such file"),
         ({"options": {"documents": "docstring"}}, "docstrings"),
@@ -338,6 +341,46 @@ def test_encoder_head_trains_on_constructed_pairs(tmp_path, monkeypatch, test_pa
     assert result.held_out.overall.accuracy > 0.7
     card = (result.directory / "README.md").read_text()
     assert "No person compared anything" in card and "| truncated |" in card and "95 % interval" in card
+
+
+def classifier_config(tmp_path, start, rows, **training):
+    return RewardConfig.model_validate(
+        {
+            "name": "model",
+            "runs_dir": tmp_path,
+            "data": {"source": write_rows(tmp_path / "data.jsonl", rows), "prompt_column": "prompt"},
+            "model": {"kind": "classifier", "path": str(start)},
+            "training": {"num_epochs": 1, "batch_pairs": 8, **training},
+            "threads": 1,
+        }
+    )
+
+
+def test_classifier_reads_no_more_of_a_text_after_loading_than_it_was_measured_on(tmp_path):
+    start = build_classifier(tmp_path / "start")
+    rows = [{"prompt": f"cats run {'the ' * (i % 5)}", "chosen": " a poem", "rejected": " dogs"} for i in range(30)]
+    result = train_reward(classifier_config(tmp_path, start, rows, max_tokens=6))
+    reward = load_reward_model(str(result.directory))
+    assert len(reward.token_ids("cats " * 50, "dogs run")) == 6
+
+
+def test_classifier_start_may_be_below_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    build_classifier(tmp_path / "start")
+    rows = [{"prompt": f"cats {'the ' * (i % 5)}", "chosen": " a poem", "rejected": " dogs"} for i in range(30)]
+    assert (train_reward(classifier_config(tmp_path, "~/start", rows)).directory / "config.json").is_file()
+
+
+def test_classifier_start_that_lacks_a_layer_is_refused_and_one_without_pooler_and_head_is_not(tmp_path):
+    start = build_classifier(tmp_path / "start", kind="bert")
+    for part in ("pooler", "classifier"):  # as a language model
+        remove_weights(start, part)
+    rows = [{"prompt": f"cats {'the ' * (i % 5)}", "chosen": " a poem", "rejected": " dogs"} for i in range(30)]
+    assert train_reward(classifier_config(tmp_path, start, rows)).held_out.overall.num_pairs
+    remove_weights(start, "layer.1.")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ConfigError, match=r"model\.path = .*start': it is incomplete and lacks the weights bert\."):
+        train_reward(classifier_config(tmp_path / "other", start, rows))
 
 
 def test_classifier_is_fine_tuned_and_loaded_by_its_path(tmp_path):
@@ -412,16 +455,93 @@ def test_command_trains_and_prints_the_accuracy(tmp_path, capsys):
         (["data.chosen_colum=x"], "did you mean"),
         (["data.source=a.jsonl"], "data.origins"),
         (["data.prompt_column=a", "data.prompt_end=b"], "data.prompt_end"),
+        (['data.kinds=["oter"]'], "data.kinds: there is no 'oter' (did you mean 'other'?)"),
+        (['data.origins=["nmpy"]'], "data.origins: no document's origin begins with 'nmpy' (did you mean 'numpy'?)"),
+        (["data.options.documents=docstring"], "data.options.documents = 'docstring' is unknown (did you mean"),
+        (["data.source=/nope.jsonl", "data.origins=[]"], "data.source = '/nope.jsonl': there is no such file"),
+        (["data.source=construct", "data.origins=[]"], "data.source = 'construct' (did you mean 'constructed'?)"),
+        (["model.kind=classifier", "model.path=./nope"], "model.path = './nope': there is no such directory"),
     ],
 )
 def test_command_wrong_settings_exit_with_the_config_code(overrides, message, capsys):
     arguments = [part for override in overrides for part in ("--set", override)]
     assert main(["reward", "train", "reward-tldr", "--dry-run", *arguments]) == 3
-    assert message in capsys.readouterr().err
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_command_dry_run_refuses_an_output_that_holds_something(tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").touch()
+    arguments = ["reward", "train", "reward-tldr", "--dry-run", "--output", str(tmp_path / "out")]
+    assert main([*arguments, "--set", 'data.kinds=["oter"]']) == 3
+    message = " ".join(capsys.readouterr().err.split())
+    assert "out exists and is not empty" in message and "there is no 'oter'" in message
+
+
+@pytest.mark.parametrize("origins", ['["numpy"]', '["numpy.linalg", "torch.nn"]', '["sc"]'])
+def test_command_dry_run_takes_the_beginning_of_any_training_document(origins, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["reward", "train", "reward-tldr", "--dry-run", "--set", f"data.origins={origins}"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warned"),
+    [
+        (["training.max_tokens=10"], ["training.max_tokens = 10 has no effect when model.kind = encoder"]),
+        (["model.kind=classifier", "model.path=x/y"], ["model.l2 = 0.03 has no effect when model.kind = classifier"]),
+        (
+            ["model.kind=classifier", "model.path=x/y", "model.num_hidden=3"],
+            ["model.num_hidden = 3", "model.l2 = 0.03"],
+        ),
+        (["model.num_hidden=3"], []),
+    ],
+)
+def test_command_warns_of_settings_that_nothing_reads(overrides, warned, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = [part for override in overrides for part in ("--set", override)]
+    assert main(["reward", "train", "reward-tldr", "--dry-run", *arguments]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("warning: ") == len(warned)
+    assert all(sentence in said for sentence in warned)
+
+
+def test_command_prints_the_directory_that_it_writes_to(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["reward", "train", "reward-tldr", "--dry-run", "--set", "runs_dir=~/here"]) == 0
+    assert f"output {tmp_path}/here/reward-tldr" in capsys.readouterr().out
+
+
+def test_command_whose_child_writes_no_result_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tbactl.cli.commands.reward.run_child", lambda *_, **__: "hello")
+    assert main(["reward", "train", "reward-tldr"]) == 5
+    assert "wrote no result but 'hello'" in " ".join(capsys.readouterr().err.split())
+
+
+def test_result_stands_alone_whatever_libraries_print(tmp_path):
+    source = write_rows(tmp_path / "data.jsonl", comparison_rows())
+    config = tmp_path / "config.json"
+    config.write_text(lexical_config(tmp_path, source).model_dump_json())
+    code = (
+        "import os, sys, tbactl_preference.reward_train as child\n"
+        "trained = child.train_reward\n"
+        "def chatty(config):\n"
+        "    print('chatter', flush=True)\n"
+        "    os.write(1, b'more')\n"
+        "    return trained(config)\n"
+        "child.train_reward = chatty\n"
+        "sys.exit(child.main(['--config', sys.argv[1]]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(config)], capture_output=True, text=True, check=True, timeout=240
+    )
+    assert json.loads(done.stdout)["held_out"]["kinds"]
+    assert "chatter" in done.stderr
 
 
 @pytest.mark.parametrize("recipe", ["reward-tldr", "reward-tldr-gold"])
-def test_command_dry_run_starts_nothing(recipe, capsys):
+def test_command_dry_run_starts_nothing(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     assert main(["reward", "train", recipe, "--dry-run"]) == 0
     assert "nothing was started" in capsys.readouterr().out
 

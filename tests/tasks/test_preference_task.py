@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import subprocess
@@ -60,7 +61,7 @@ class Model:
 def with_model(monkeypatch, task, model):
     monkeypatch.setattr(
         "tbactl_preference.task.load_reward",
-        lambda name: lambda prompt, texts: model.score([prompt.facts["document"]] * len(texts), texts),
+        lambda name: lambda prompts, texts: model.score([prompt.facts["document"] for prompt in prompts], texts),
     )
     return task
 
@@ -85,6 +86,16 @@ def test_constructing_imports_nothing_heavy():
         ({"missing_eos_reward": math.inf}, "task.options.missing_eos_reward"),
         ({"reward_model": "no-such-model"}, "task.options.reward_model = 'no-such-model'"),
         ({"gold_reward_model": "no-such-model"}, "task.options.gold_reward_model"),
+        ({"gold_reward_model": "rouge-l"}, "task.options.gold_reward_model = 'rouge-l' is the reward model that is"),
+        (
+            {"reward_model": "org/model", "gold_reward_model": "org/model"},
+            "task.options.gold_reward_model = 'org/model' is the reward model that is trained against",
+        ),
+        ({"reference_policy": "package:nope"}, "task.options.reference_policy = 'package:nope': no package offers"),
+        (
+            {"prompt_style": "chat", "chat_policy": "package:smollm2-135m-instrct"},
+            "task.options.chat_policy = 'package:smollm2-135m-instrct': .*did you mean 'smollm2-135m-instruct'",
+        ),
     ],
 )
 def test_wrong_option_is_refused_by_name(options, message):
@@ -127,6 +138,58 @@ def test_parquet_gives_the_pairs_of_the_same_rows(task, tmp_path):
         assert [(p.document, p.summary) for p in other.pairs(split)] == [
             (p.document, p.summary) for p in task.pairs(split)
         ]
+
+
+def test_a_compressed_file_gives_the_pairs_of_the_same_rows(task, table, tmp_path):
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(Path(table).read_bytes()))
+    other = PreferenceTask(documents=str(path), **COLUMNS)
+    for split in ("train", "test"):
+        assert [pair.document for pair in other.pairs(split)] == [pair.document for pair in task.pairs(split)]
+
+
+@pytest.mark.parametrize("cut", [slice(0, 20), slice(0, -9)])
+def test_a_damaged_compressed_file_is_a_task_error(table, tmp_path, cut):
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(Path(table).read_bytes())[cut] + b"x" * 5)
+    with pytest.raises(TaskError, match=r"cannot read the documents in .*rows\.jsonl\.gz"):
+        PreferenceTask(documents=str(path), **COLUMNS).pairs("train")
+
+
+@pytest.mark.parametrize("columns", [{}, {"prompt_column": "prompt", "summary_column": "chosen"}])
+def test_rows_of_comparisons_serve_as_documents(tmp_path, columns):
+    path = tmp_path / "comparisons.jsonl"
+    rows = [{"prompt": f"Human: word {i}?", "chosen": f"Yes {i}.", "rejected": f"No {i}."} for i in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = PreferenceTask(documents=str(path), **columns)
+    found = {pair.document: pair.summary for split in ("train", "test") for pair in task.pairs(split)}
+    assert found == {row["prompt"]: row["chosen"] for row in rows}
+
+
+def test_rows_of_hh_rlhf_serve_as_documents_by_mapped_columns(tmp_path):
+    path = tmp_path / "comparisons.jsonl"
+    start = "\n\nHuman: hi {}\n\nAssistant:"
+    rows = [{"chosen": f"{start.format(i)} Yes.", "rejected": f"{start.format(i)} No."} for i in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(TaskError, match=r"task\.options\.prompt_column"):
+        PreferenceTask(documents=str(path)).pairs("train")
+    task = PreferenceTask(documents=str(path), prompt_column="rejected", summary_column="chosen")
+    found = {pair.document: pair.summary for split in ("train", "test") for pair in task.pairs(split)}
+    assert found == {row["rejected"]: row["chosen"].strip() for row in rows}
+
+
+def test_closed_task_holds_no_reward_model_and_loads_it_again(task, monkeypatch):
+    loaded = []
+
+    def load(name):
+        loaded.append(name)
+        return lambda prompts, texts: [1.0] * len(texts)
+
+    monkeypatch.setattr("tbactl_preference.task.load_reward", load)
+    for _ in range(2):
+        assert task.score(prompt_of(task), [completion("a")])[0].value == 1.0
+        task.close()
+    assert len(loaded) == 2
 
 
 def test_held_out_file_is_taken_whole(table, tmp_path):

@@ -28,6 +28,12 @@ class DrawingTask(FakeTask):
         return [output / "frontier.png"]
 
 
+class NeedingTask(DrawingTask):
+    @staticmethod
+    def frontier_problems(options):
+        return ["it needs a reference."] if options["reference_policy"] is None else []
+
+
 @pytest.fixture
 def evaluated(tmp_path, monkeypatch):
     """Checkpoints that were evaluated, in order."""
@@ -116,6 +122,19 @@ def test_frontier_json_has_points_and_files(evaluated, tmp_path, capsys):
     assert document["files"] == ["there/frontier.png"]
     assert document["points"][1] == {"run": "a", "step": 10, "metrics": {"gain": 0.5, "cost": 1.0}}
     assert Path("there/evaluations").is_dir()
+
+
+def test_frontier_asks_the_task_for_missing_options_before_anything_is_evaluated(
+    evaluated, tmp_path, monkeypatch, capsys
+):
+    run, _ = make_run(tmp_path, "a", steps=(10,))
+    Path("model").mkdir()
+    monkeypatch.setitem(registry.BUILT_IN["tbactl.tasks"], "fake", f"{__name__}:NeedingTask")
+    assert main(["eval", "--frontier", run]) == 0
+    evaluated.clear()
+    assert main(["eval", "--frontier", run, "model", "--task", "fake"]) == 3
+    assert "--frontier: model: it needs a reference." in capsys.readouterr().err
+    assert evaluated == []
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 from tbactl.engines.sentence_encoder import SentenceEncoder
 from tbactl.errors import ConfigError
 from tbactl.policies.packaged_encoder import packaged_encoder
+from tests.support.reward_classifiers import remove_weights
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "cats", "dogs", "sleep", "run", "a", "poem"]
 
@@ -109,6 +110,16 @@ def test_encoder_without_its_tokenizer_is_refused_for_all_texts_would_be_alike(d
         shutil.copy(directory / name, tmp_path)
     with pytest.raises(ConfigError, match=r"replay\.embedder = .*tokenizer"):
         SentenceEncoder(str(tmp_path))(["cats sleep"])
+
+
+def test_encoder_that_lacks_a_layer_is_refused_and_one_that_lacks_the_pooler_is_not(directory, tmp_path):
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    remove_weights(tmp_path, "pooler")
+    texts = ["cats sleep", "a poem"]
+    assert np.array_equal(SentenceEncoder(str(tmp_path))(texts), SentenceEncoder(str(directory))(texts))
+    remove_weights(tmp_path, "layer.1.")
+    with pytest.raises(ConfigError, match=r"replay\.embedder = .* is incomplete and lacks the weights .*layer\.1\."):
+        SentenceEncoder(str(tmp_path))(texts)
 
 
 def test_buffer_without_embeddings_imports_no_torch():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,11 @@ from tbactl_preference.judging import JudgedSummary, answered, judge
 from tbactl_preference.rouge import KINDS, rouge
 from tbactl_preference.scoring import RewardFunction
 
+logger = logging.getLogger(__name__)
+
 NUM_STORED_SAMPLES = 8
+# Summaries that are judged together: enough to fill a reward model's batch, some seconds on a CPU.
+_JUDGED_TOGETHER = 32
 _ROUGE_NAMES = dict(zip(KINDS, ("rouge_1_mean", "rouge_2_mean", "rouge_l_mean"), strict=True))
 
 
@@ -46,7 +51,8 @@ def evaluate_policy(
 
     Args:
         prompts: held-out; facts `document` and `summary`.
-        generate: answers each prompt once, and with a reference policy once more.
+        generate: answers each prompt once, and with a reference policy once more. Called without prompts after each
+            part that was judged.
         reward: what the policy was trained against.
         gold_reward: the judge of the win rate; None: not measured.
         plan: how to sample and score.
@@ -62,17 +68,19 @@ def evaluate_policy(
     start = time.monotonic()
     sampling = SamplingParams(max_new_tokens=plan.max_new_tokens, temperature=plan.temperature)
     completions = answered(prompts, generate=generate, sampling=sampling)
-    judged = [
-        judge(
-            prompt,
-            completion,
+    judged: list[JudgedSummary] = []
+    for first in range(0, len(prompts), _JUDGED_TOGETHER):
+        judged += judge(
+            prompts[first : first + _JUDGED_TOGETHER],
+            completions[first : first + _JUDGED_TOGETHER],
             reward=reward,
             gold_reward=gold_reward,
             missing_eos_reward=plan.missing_eos_reward,
             summary_start=plan.summary_start,
         )
-        for prompt, completion in zip(prompts, completions, strict=True)
-    ]
+        logger.info("judged=%d of %d summaries", len(judged), len(prompts))
+        # Reward models take their time: a run must see that the evaluation goes on, and be able to end it.
+        generate((), 1, sampling)
     estimates = summary_metrics(judged)
     if reference is not None:
         estimates |= measure_divergence(

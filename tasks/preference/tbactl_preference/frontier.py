@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tbactl.errors import TaskError
 from tbactl.evaluation.frontier_files import PICTURE_FILE, TABLE_FILE, PublishedRow, require_matplotlib, write_table
@@ -39,6 +40,16 @@ PUBLISHED = (
     PublishedPoint("RLOO", "about 15 steps a sync", 1.10, 0.77),
     PublishedPoint("TBA", "about 15 steps a sync", 1.13, 0.86),
 )
+
+
+def frontier_problems(options: Mapping[str, Any]) -> list[str]:
+    """Sentences on options without which `write_frontier` would refuse every point."""
+    needed = {"gold_reward_model": "win rate", "reference_policy": "divergence"}
+    return [
+        f"without task.options.{option} there is no {what} to draw; --set task.options.{option}=NAME."
+        for option, what in needed.items()
+        if options.get(option) is None
+    ]
 
 
 def write_frontier(points: Sequence[FrontierPoint], *, output: Path) -> list[Path]:

@@ -66,32 +66,52 @@ def answered(prompts: Sequence[Prompt], *, generate: Generate, sampling: Samplin
 
 
 def judge(
-    prompt: Prompt,
-    completion: Completion,
+    prompts: Sequence[Prompt],
+    completions: Sequence[Completion],
     *,
     reward: RewardFunction,
     gold_reward: RewardFunction | None,
     missing_eos_reward: float,
     summary_start: str,
-) -> JudgedSummary:
-    """Score a completion and, with the gold reward model, the human summary of the same document.
+) -> list[JudgedSummary]:
+    """Score completions and, with the gold reward model, the human summaries of the same documents.
 
     Args:
-        prompt: facts `document` and `summary`.
-        completion: an answer to it.
-        reward: what the policy is trained against.
-        gold_reward: judges completion and human summary in one call; None: nobody does.
+        prompts: facts `document` and `summary`.
+        completions: an answer to each.
+        reward: what the policy is trained against; asked once, for the completions that end.
+        gold_reward: asked once, for completions and human summaries; None: nobody judges.
         missing_eos_reward: instead of the reward of a completion that does not end.
-        summary_start: goes before the human summary, as it does in training.
+        summary_start: goes before a human summary, as it does in training.
     """
-    is_ended = completion.finish_reason == "stop"
-    gold: list[float] | list[None] = [None, None]
+    texts = [item.text for item in completions]
+    ended = [index for index, item in enumerate(completions) if item.finish_reason == "stop"]
+    rewards = [missing_eos_reward] * len(completions)
+    found = _scores(reward, [prompts[index] for index in ended], [texts[index] for index in ended])
+    for index, score in zip(ended, found, strict=True):
+        rewards[index] = score
+    gold: list[float] | list[None] = [None] * (2 * len(prompts))
     if gold_reward is not None:
-        gold = gold_reward(prompt, [completion.text, summary_start + prompt.facts["summary"]])
-    return JudgedSummary(
-        prompt=prompt,
-        completion=completion,
-        reward=reward(prompt, [completion.text])[0] if is_ended else missing_eos_reward,
-        gold_reward=gold[0],
-        human_gold_reward=gold[1],
-    )
+        human = [summary_start + prompt.facts["summary"] for prompt in prompts]
+        gold = _scores(gold_reward, [*prompts, *prompts], [*texts, *human])
+    return [
+        JudgedSummary(
+            prompt=prompt,
+            completion=completions[index],
+            reward=rewards[index],
+            gold_reward=gold[index],
+            human_gold_reward=gold[len(prompts) + index],
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def _scores(reward: RewardFunction, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
+    """One number for each pair. Equal pairs are scored once: no copy may win over its original by rounding alone."""
+    keys = [(prompt.prompt_id, text) for prompt, text in zip(prompts, texts, strict=True)]
+    unique = dict(zip(keys, prompts, strict=True))
+    if not unique:
+        return []
+    scores = reward(list(unique.values()), [text for _, text in unique])
+    by_key = dict(zip(unique, scores, strict=True))
+    return [by_key[key] for key in keys]

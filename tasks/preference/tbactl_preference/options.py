@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tbactl.errors import ConfigError
+from tbactl.policies.packaged import PACKAGE_PREFIX, check_packaged_policy
 from tbactl_preference.reward_models import reward_model_problem
 from tbactl_preference.scoring import ROUGE_L
 
@@ -18,7 +19,7 @@ DOCSTRINGS = "docstrings"
 TLDR = "tldr"
 # Where the document goes in a template.
 SLOT = "{document}"
-TABLE_SUFFIXES = (".jsonl", ".json", ".parquet")
+TABLE_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 
 PromptStyle = Literal["plain", "chat"]
 
@@ -30,8 +31,8 @@ class PreferenceOptions(BaseModel):
 
     documents: str = DOCSTRINGS
     """`docstrings` (of installed packages, offline), `tldr` (the paper's set, from the hub), another hub name like
-    `owner/name:configuration`, or a .jsonl or .parquet path. One file serves both splits: one document in eight is held
-    out."""
+    `owner/name:configuration`, or a .jsonl, .jsonl.gz or .parquet path. One file serves both splits: one document in
+    eight is held out, and not trained on even where `data` is given."""
     data: str | None = None
     """Held-out documents from here (a path, or a hub name's `test_split`) instead of those of `documents`."""
     prompt_column: str | None = None
@@ -71,7 +72,12 @@ def validated_options(options: Mapping[str, Any]) -> PreferenceOptions:
         validated = PreferenceOptions.model_validate(options)
     except ValidationError as error:
         raise ConfigError(*(_sentence(details) for details in error.errors())) from None
-    problems = [*_source_problems(validated), *_template_problems(validated), *_reward_problems(validated)]
+    problems = [
+        *_source_problems(validated),
+        *_template_problems(validated),
+        *_reward_problems(validated),
+        *_policy_problems(validated),
+    ]
     if problems:
         raise ConfigError(*problems)
     return validated
@@ -79,7 +85,7 @@ def validated_options(options: Mapping[str, Any]) -> PreferenceOptions:
 
 def is_table(source: str) -> bool:
     """Whether a source is the path of a file, not the name of a data set."""
-    return Path(source).suffix in TABLE_SUFFIXES
+    return source.endswith(TABLE_SUFFIXES)
 
 
 def _sentence(details: Mapping[str, Any]) -> str:
@@ -101,7 +107,8 @@ def _source_problems(options: PreferenceOptions) -> Iterator[str]:
         elif "/" not in source:
             yield (
                 f"task.options.{option} = '{source}' is unknown{_hint(source, names)}; allowed are {', '.join(names)}, "
-                f"a hub name like 'owner/name:configuration', or the path of a .jsonl or .parquet file."
+                f"a hub name like 'owner/name:configuration', or the path of a .jsonl, .jsonl.gz or .parquet "
+                f"file."
             )
 
 
@@ -118,6 +125,25 @@ def _reward_problems(options: PreferenceOptions) -> Iterator[str]:
         problem = reward_model_problem(name)
         if problem is not None:
             yield f"task.options.{option} = '{name}': {problem}."
+    if options.gold_reward_model == options.reward_model:
+        yield (
+            f"task.options.gold_reward_model = '{options.gold_reward_model}' is the reward model that is trained "
+            f"against; name another one, or none."
+        )
+
+
+def _policy_problems(options: PreferenceOptions) -> Iterator[str]:
+    """Of packages only: of a directory or a hub name whoever reads it says what is wrong."""
+    used = {"reference_policy": options.reference_policy}
+    if options.prompt_style == "chat":
+        used["chat_policy"] = options.chat_policy
+    for option, policy in used.items():
+        if policy is None or not policy.startswith(PACKAGE_PREFIX):
+            continue
+        try:
+            check_packaged_policy(policy)
+        except ConfigError as error:
+            yield f"task.options.{option} = '{policy}': {error}"
 
 
 def _hint(name: str, known: list[str]) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from tbactl.engines.missing_weights import missing_weights, some_of
 from tbactl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class ClassifierReward:
     ) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self._max_tokens = min(max_tokens or _UNLIMITED, _max_tokens(model, tokenizer))
+        self.max_tokens = min(max_tokens or _UNLIMITED, _max_tokens(model, tokenizer))
         self._num_cut = 0
 
     @classmethod
@@ -49,7 +50,7 @@ class ClassifierReward:
         """From a directory or hub name; on the GPU, where there is one, in the type of its weights, else in float32.
 
         Raises:
-            ConfigError: there is no model or no tokenizer, or the model has more than one output.
+            ConfigError: there is no model or no tokenizer, or the model lacks weights or has more than one output.
         """
         model, tokenizer = load_classifier(path, dtype="auto" if torch.cuda.is_available() else torch.float32)
         use_best_device(model)
@@ -75,18 +76,18 @@ class ClassifierReward:
         eos = self.tokenizer.eos_token_id
         if eos is not None and ids[-1:] != [eos]:
             ids.append(eos)
-        if len(ids) <= self._max_tokens:
+        if len(ids) <= self.max_tokens:
             return ids
         self._num_cut += 1
         if self._num_cut == 1:
             logger.warning(
                 "reward model: a text of %d tokens is cut to its last %d; further ones are not reported",
                 len(ids),
-                self._max_tokens,
+                self.max_tokens,
             )
         # What the tokenizer puts before every text (BERT's [CLS], Llama's BOS) stays.
         head = _num_leading_special(self.tokenizer, ids)
-        return ids[:head] + ids[len(ids) - self._max_tokens + head :]
+        return ids[:head] + ids[len(ids) - self.max_tokens + head :]
 
 
 def use_best_device(module: torch.nn.Module) -> None:
@@ -98,7 +99,7 @@ def load_classifier(path: str, *, dtype: torch.dtype | str) -> tuple[PreTrainedM
     """A sequence classifier with one output and its tokenizer, from a directory or hub name.
 
     Raises:
-        ConfigError: either cannot be loaded, or there are several outputs.
+        ConfigError: either cannot be loaded or is incomplete, or there are several outputs.
     """
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
         raise ConfigError(f"reward model '{path}': there is no such directory.")
@@ -113,14 +114,24 @@ def load_classifier(path: str, *, dtype: torch.dtype | str) -> tuple[PreTrainedM
         raise ConfigError(
             f"reward model '{path}' has {model.config.num_labels} outputs; a reward model has one (num_labels = 1)."
         )
-    missing = [name for name in info["missing_keys"] if not name.startswith(f"{model.base_model_prefix}.")]
-    if missing:
+    _check_weights(path, missing=missing_weights(info), body=f"{model.base_model_prefix}.")
+    return model, load_tokenizer(source)
+
+
+def _check_weights(path: str, *, missing: list[str], body: str) -> None:
+    if not missing:
+        return
+    head = [name for name in missing if not name.startswith(body)]
+    if head:
         # A language model, without the layer that scores: it would be random.
         raise ConfigError(
-            f"reward model '{path}' lacks the weights {', '.join(sorted(missing))}; it was not "
-            f"trained as a reward model. `tbactl reward train` makes one of it."
+            f"reward model '{path}' lacks the weights {some_of(head)}; it was not trained as a reward model. "
+            f"`tbactl reward train` makes one of it."
         )
-    return model, load_tokenizer(source)
+    raise ConfigError(
+        f"reward model '{path}' is incomplete: it lacks the weights {some_of(missing)}, which would be random; save or "
+        f"download it again."
+    )
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tbactl.config.reward import CONSTRUCTED, RewardConfig, RewardDataSection
 from tbactl.errors import ConfigError, TaskError
-from tbactl.registry import suggestion
 from tbactl_preference.options import validated_options
 from tbactl_preference.pairs import SummaryPair, text_id
+from tbactl_preference.reward_checks import check_data
 from tbactl_preference.reward_corruptions import KINDS, constructed_pairs
 from tbactl_preference.reward_pairs import PreferencePair
 from tbactl_preference.reward_tables import is_file, read_comparisons
@@ -40,6 +40,7 @@ def load_comparisons(config: RewardConfig) -> Comparisons:
         TaskError: the data cannot be read, is empty, or too little to hold some of it out.
     """
     data = config.data
+    check_data(data)
     found = _constructed(config) if data.source == CONSTRUCTED else _of_table(data, seed=config.seed)
     for part, name in ((found.train, "train"), (found.held_out, "hold out")):
         if not part:
@@ -54,11 +55,6 @@ def load_comparisons(config: RewardConfig) -> Comparisons:
 
 def _constructed(config: RewardConfig) -> Comparisons:
     data = config.data
-    for kind in data.kinds:
-        if kind not in KINDS:
-            raise ConfigError(
-                f"data.kinds: there is no '{kind}'{suggestion(kind, list(KINDS))}; known: {', '.join(KINDS)}."
-            )
     kinds = data.kinds or KINDS
     options = validated_options(data.options)
     train = _of_origins(load_pairs(options, split="train"), origins=data.origins)
@@ -85,13 +81,6 @@ def _of_origins(pairs: Sequence[SummaryPair], *, origins: Sequence[str]) -> list
 
 
 def _of_table(data: RewardDataSection, *, seed: int) -> Comparisons:
-    if not is_file(data.source) and "/" not in data.source:
-        raise ConfigError(
-            f"data.source = '{data.source}'{suggestion(data.source, [CONSTRUCTED])}: give '{CONSTRUCTED}', a .jsonl, "
-            f".jsonl.gz or .parquet file, or a hub name like owner/name."
-        )
-    if is_file(data.source) and not Path(data.source).expanduser().is_file():
-        raise ConfigError(f"data.source = '{data.source}': there is no such file.")
     pairs, num_equal = read_comparisons(data)
     parts: tuple[list[PreferencePair], list[PreferencePair]] = ([], [])
     for pair in pairs:

@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from tbactl.config.reward import RewardConfig, RewardTrainingSection
+from tbactl.engines.missing_weights import missing_weights, some_of
 from tbactl.errors import ConfigError
 from tbactl_preference.reward_bradley_terry import bradley_terry_loss
 from tbactl_preference.reward_classifier import ClassifierReward, last_token_scores, load_tokenizer, use_best_device
@@ -42,7 +43,8 @@ class TrainedClassifier:
         return np.array(chosen) - np.array(rejected)
 
     def save(self, directory: Path) -> None:
-        """Model and tokenizer in Hugging Face form."""
+        """Model and tokenizer in Hugging Face form; the tokenizer says how much of a text the model was measured on."""
+        self.reward.tokenizer.model_max_length = self.reward.max_tokens
         self.reward.model.save_pretrained(directory)
         self.reward.tokenizer.save_pretrained(directory)
 
@@ -51,7 +53,7 @@ def fine_tuned(config: RewardConfig, pairs: Sequence[PreferencePair]) -> Trained
     """Train from `model.path`.
 
     Raises:
-        ConfigError: it cannot be loaded.
+        ConfigError: it cannot be loaded, or lacks weights.
     """
     assert config.model.path is not None
     torch.manual_seed(config.seed)
@@ -64,13 +66,21 @@ def fine_tuned(config: RewardConfig, pairs: Sequence[PreferencePair]) -> Trained
 
 
 def _start(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    source = str(Path(path).expanduser()) if path.startswith("~") else path
     try:
-        model = AutoModelForSequenceClassification.from_pretrained(
-            Path(path).expanduser() if path.startswith("~") else path, dtype=torch.float32, num_labels=1
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            source, dtype=torch.float32, num_labels=1, output_loading_info=True
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ConfigError(f"model.path = '{path}': cannot be loaded as a sequence classifier: {error}") from error
-    return model, load_tokenizer(path)
+    # What scores is trained from random weights, and so is what pools for it: a language model has neither.
+    body = f"{model.base_model_prefix}."
+    if missing := missing_weights(info, below=body, unused=(f"{body}pooler.",)):
+        raise ConfigError(
+            f"model.path = '{path}': it is incomplete and lacks the weights {some_of(missing)}, which would be random; "
+            f"save or download it again."
+        )
+    return model, load_tokenizer(source)
 
 
 def _train(

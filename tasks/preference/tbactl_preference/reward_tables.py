@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os.path
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield _json_row(line, place=f"{path}, line {number}")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise TaskError(f"cannot read the comparisons in {path}: {error}") from error
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import torch
 from pydantic import ValidationError
@@ -24,6 +25,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tbactl_preference.reward_train")
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration, JSON")
     options = parser.parse_args(arguments)
+    # Libraries print to stdout as they like; the result must stand there alone.
+    result_stream = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
+    os.dup2(2, 1)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     transformers_logging.disable_progress_bar()
     try:
@@ -32,10 +36,15 @@ def main(arguments: list[str] | None = None) -> int:
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
         result = _trained(config)
     except TbactlError as error:
-        print(error)  # standard output: what started this process makes it its own message
+        _say(result_stream, str(error))  # what started this process makes it its own message
         return error.exit_code
-    print(json.dumps({"reward_model": str(result.directory), "held_out": result.held_out.as_dict()}))
+    _say(result_stream, json.dumps({"reward_model": str(result.directory), "held_out": result.held_out.as_dict()}))
     return 0
+
+
+def _say(stream: TextIO, line: str) -> None:
+    stream.write(f"{line}\n")
+    stream.flush()
 
 
 def _trained(config: RewardConfig):  # noqa: ANN202

@@ -17,6 +17,7 @@ from tbactl.errors import ConfigError, TaskError
 from tbactl_preference.pairs import text_id
 from tbactl_preference.reward_bradley_terry import fit_head
 from tbactl_preference.reward_card import write_card
+from tbactl_preference.reward_checks import check_training, output_directory
 from tbactl_preference.reward_data import Comparisons, load_comparisons
 from tbactl_preference.reward_encoder import EncoderFeatures
 from tbactl_preference.reward_head import Array
@@ -59,8 +60,8 @@ def train_reward(config: RewardConfig) -> TrainingResult:
         ConfigError: a setting names nothing, or the directory holds something else already.
         TaskError: the comparisons cannot be read, or there are none, or training diverged.
     """
-    output = config.runs_dir.expanduser() / config.name
-    check_output(output)
+    check_training(config)
+    output = output_directory(config)
     comparisons = load_comparisons(config)
     logger.info(
         "comparisons train=%d held_out=%d equal_dropped=%d",
@@ -88,16 +89,6 @@ def train_reward(config: RewardConfig) -> TrainingResult:
     _write(output, config=config, comparisons=comparisons, trained=trained, held_out=held_out)
     logger.info("finished reward_model=%s accuracy=%.3f", output, held_out.overall.accuracy)
     return TrainingResult(directory=output, held_out=held_out)
-
-
-def check_output(output: Path) -> None:
-    """Refuse to write over anything.
-
-    Raises:
-        ConfigError: the directory is there and not empty.
-    """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigError(f"{output} exists and is not empty; remove it, or choose another by --output DIRECTORY.")
 
 
 class TrainedHead:

@@ -13,8 +13,8 @@ from tbactl_preference.rouge import rouge_l
 
 ROUGE_L = "rouge-l"
 
-# Finite or not, one number for each completion text of a prompt, in order. Texts carry no end-of-text token.
-RewardFunction = Callable[[Prompt, Sequence[str]], list[float]]
+# Finite or not, one number for each prompt with the completion text at its position. Texts carry no end-of-text token.
+RewardFunction = Callable[[Sequence[Prompt], Sequence[str]], list[float]]
 
 
 class RewardModel(Protocol):
@@ -49,8 +49,8 @@ def load_reward(name: str) -> RewardFunction:
     from tbactl_preference.reward_models import load_reward_model
 
     model = load_reward_model(name)
-    return lambda prompt, texts: model.score([prompt.facts["document"]] * len(texts), texts)
+    return lambda prompts, texts: model.score([prompt.facts["document"] for prompt in prompts], texts)
 
 
-def _rouge_reward(prompt: Prompt, texts: Sequence[str]) -> list[float]:
-    return [rouge_l(text, reference=prompt.facts["summary"]) for text in texts]
+def _rouge_reward(prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
+    return [rouge_l(text, reference=prompt.facts["summary"]) for prompt, text in zip(prompts, texts, strict=True)]

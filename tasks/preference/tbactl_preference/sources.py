@@ -30,7 +30,9 @@ def load_pairs(options: PreferenceOptions, *, split: str) -> list[SummaryPair]:
     pairs = pairs_of_file(
         Path(source).expanduser(), document_column=options.prompt_column, summary_column=options.summary_column
     )
-    if source == options.documents:  # one file for both splits
+    # One file for both splits; without its held-out eighth also where `data` holds others: what is trained on must not
+    # depend on what is measured on.
+    if source == options.documents:
         pairs = [pair for pair in pairs if split_of(pair.document) == split]
     if not pairs:
         raise TaskError(f"{source} holds too few documents: none of them is in the split '{split}'")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ SUMMARY_COLUMNS = ("summary", "target", "highlights", "tldr", "label", "chosen")
 
 
 def pairs_of_file(path: Path, *, document_column: str | None, summary_column: str | None) -> list[SummaryPair]:
-    """All pairs of a .jsonl or .parquet file, in its order.
+    """All pairs of a .jsonl, .jsonl.gz or .parquet file, in its order.
 
     Raises:
         TaskError: the file cannot be read or is empty, or a column is missing, or a cell is not text.
@@ -42,7 +44,7 @@ def pairs_of_hub(
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TaskError(
             f'cannot load "{source}" (split {split}) from the hub: {reason}; allow the download (HF_HUB_OFFLINE=0), or '
-            f"give a .jsonl or .parquet path"
+            f"give a .jsonl, .jsonl.gz or .parquet path"
         ) from error
     return _pairs(rows, origin=source, document_column=document_column, summary_column=summary_column)
 
@@ -92,9 +94,11 @@ def _text(cell: Any, *, joined: bool, place: str) -> str:
 
 
 def _read_json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    open_text = gzip.open if path.suffix == ".gz" else open
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        with open_text(path, "rt", encoding="utf-8-sig") as file:
+            lines = file.read().split("\n")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise TaskError(f"cannot read the documents in {path}: {error}") from error
     for number, line in enumerate(lines, start=1):
         if not line.strip():

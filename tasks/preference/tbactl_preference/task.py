@@ -17,7 +17,7 @@ from tbactl.protocols import Generate
 from tbactl.types import Completion, EvaluationResult, Prompt, Reward
 from tbactl_preference.divergence import Reference
 from tbactl_preference.evaluation import EvaluationPlan, evaluate_policy
-from tbactl_preference.frontier import FRONTIER_METRICS, write_frontier
+from tbactl_preference.frontier import FRONTIER_METRICS, frontier_problems, write_frontier
 from tbactl_preference.judging import JudgedSummary
 from tbactl_preference.options import PreferenceOptions, validated_options
 from tbactl_preference.pairs import SPLITS, SummaryPair, text_id
@@ -44,6 +44,9 @@ class PreferenceTask:
 
     name = "preference"
     options_model = PreferenceOptions
+    # Its reward asks whether a completion has ended, and is no exact match: lm-eval knows of neither.
+    harnesses = ("native",)
+    reward_metrics = ("has_eos",)
 
     def __init__(self, options: Mapping[str, Any] | None = None, /, **more_options: Any) -> None:
         """Check the options; nothing is read yet.
@@ -80,7 +83,7 @@ class PreferenceTask:
         """
         _check_facts(prompt)
         finished = [item.text for item in completions if item.finish_reason == "stop"]
-        scores = iter(self._reward(prompt, finished) if finished else [])
+        scores = iter(self._reward([prompt] * len(finished), finished) if finished else [])
         return [
             _as_reward(next(scores))
             if item.finish_reason == "stop"
@@ -134,6 +137,11 @@ class PreferenceTask:
         return FRONTIER_METRICS
 
     @staticmethod
+    def frontier_problems(options: Mapping[str, Any]) -> Sequence[str]:
+        """Options without which win rate or divergence is not measured."""
+        return frontier_problems(options)
+
+    @staticmethod
     def draw_frontier(points: Sequence[FrontierPoint], *, output: Path) -> list[Path]:
         """Win rate against divergence: `frontier.csv` and `frontier.png`.
 
@@ -154,7 +162,7 @@ class PreferenceTask:
                 if prompt.facts["summary"] in prompt.facts["document"]
             ]
             human, empty = (
-                [self._reward(prompt, [text(prompt)])[0] for prompt in prompts]
+                self._reward(prompts, [text(prompt) for prompt in prompts])
                 for text in (lambda prompt: completion_start(self.options) + prompt.facts["summary"], lambda _: "")
             )
             if not sum(human) > sum(empty):
@@ -162,8 +170,10 @@ class PreferenceTask:
         return problems
 
     def close(self) -> None:
-        """Let go of data and models."""
+        """Let go of data and reward models, which the next use reads again."""
         self._pairs.clear()
+        for name in ("_reward", "_gold_reward"):
+            self.__dict__.pop(name, None)
 
     def sft_examples(self, kind: str, seed: int) -> Iterator[tuple[str, str]]:
         """Endless (prompt, completion) pairs for supervised training: kind "human".

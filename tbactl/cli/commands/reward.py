@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,8 +16,9 @@ from tbactl.cli.arguments import AsJson, Overrides, command_app
 from tbactl.cli.child import run_child
 from tbactl.cli.output import plain, print_json, print_table
 from tbactl.config.loading import load_recipe
+from tbactl.config.reward import RewardConfig
 from tbactl.config.runs_directory import make_runs_directory
-from tbactl.errors import ConfigError
+from tbactl.errors import ChildFailedError, ConfigError
 
 TASK_PACKAGE = "tbactl_preference"
 
@@ -49,28 +51,49 @@ def train(
     """
     loaded = load_recipe(recipe, overrides=overrides, options=_output_settings(output))
     config = loaded.reward_config
-    directory = config.runs_dir / config.name
-    if find_spec(TASK_PACKAGE) is None:
-        raise ConfigError(
-            "reward models belong to the preference task, not installed here; `pip install tasks/preference`."
-        )
+    directory = config.runs_dir.expanduser() / config.name
+    _check(config)
     if not as_json:
         typer.echo(plain(f"tbactl {__version__} | recipe {loaded.name} | output {directory}"))
-    result: dict[str, Any] = {}
-    if not dry_run:
-        make_runs_directory(config.runs_dir)
-        with tempfile.TemporaryDirectory(prefix="tbactl-reward-") as folder:
-            file = Path(folder) / "reward.json"
-            file.write_text(config.model_dump_json(indent=2), encoding="utf-8")
-            result = json.loads(run_child(f"{TASK_PACKAGE}.reward_train", ["--config", str(file)], log=None))
+        for warning in loaded.warnings:
+            typer.echo(plain(f"warning: {warning}"), err=True)
+    result: dict[str, Any] = {} if dry_run else _trained(config)
     if as_json:
-        print_json({"reward_model": str(directory), "config": config.model_dump(mode="json"), **result})
+        print_json(
+            {
+                "reward_model": str(directory),
+                "config": config.model_dump(mode="json"),
+                "warnings": loaded.warnings,
+                **result,
+            }
+        )
     elif dry_run:
         typer.echo("checked; nothing was started.")
     else:
         _print_quality(result["held_out"])
         typer.echo(plain(f"reward model: {directory}"))
     return 0
+
+
+def _check(config: RewardConfig) -> None:
+    if find_spec(TASK_PACKAGE) is None:
+        raise ConfigError(
+            "reward models belong to the preference task, not installed here; `pip install tasks/preference`."
+        )
+    import_module(f"{TASK_PACKAGE}.reward_checks").check_training(config)
+
+
+def _trained(config: RewardConfig) -> dict[str, Any]:
+    make_runs_directory(config.runs_dir)
+    module = f"{TASK_PACKAGE}.reward_train"
+    with tempfile.TemporaryDirectory(prefix="tbactl-reward-") as folder:
+        file = Path(folder) / "reward.json"
+        file.write_text(config.model_dump_json(indent=2), encoding="utf-8")
+        output = run_child(module, ["--config", str(file)], log=None)
+    try:
+        return json.loads(output)
+    except ValueError:
+        raise ChildFailedError(f"{module} wrote no result but {output[:200]!r}.") from None
 
 
 def _print_quality(held_out: dict[str, Any]) -> None:
