@@ -30,7 +30,7 @@ from tbactl.types import Completion, EvaluationResult, Prompt, Reward, SamplingP
 
 # Answers each prompt with `num_completions` completions, in the order asked; all of one policy version. An evaluation
 # that computes for long without asking calls it without prompts now and then, which says that it goes on; it is ended
-# there when its time is over.
+# there when its time is over. Completions end at the stop strings of the run, unless the task asks for others.
 Generate = Callable[[Sequence[Prompt], int, SamplingParams], list[list[Completion]]]
 
 

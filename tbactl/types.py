@@ -24,19 +24,25 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How an engine samples. `temperature` 0 means greedy; log-probs are then those at temperature 1."""
+    """How an engine samples. `temperature` 0 means greedy; log-probs are then those at temperature 1.
+
+    A completion ends with the token after the first `min_new_tokens` that completes one of `stop_strings` in its text,
+    none of which is empty. That token belongs to it, whatever else the token holds.
+    """
 
     max_new_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     min_new_tokens: int = 0
+    stop_strings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """One y, exactly as the engine sampled it.
 
-    `token_ids` ends with EOS if and only if `finish_reason` is "stop"; EOS is never added afterwards. `logprobs` are
+    `token_ids` ends with EOS, or with the token that completed a stop string, if and only if `finish_reason` is "stop";
+    EOS is never added afterwards. `text` is that of all tokens, so a stop string is in it. `logprobs` are
     the behaviour log-probs in nats, one for each token id, of the distribution that was sampled from (logits divided
     by the temperature). Weights may change between two tokens: `first_version` .. `last_version` is the span of policy
     versions that produced it.

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tbactl.errors import TaskError
@@ -30,6 +31,8 @@ class AuditedRow:
     error: str | None
     agrees: bool | None
     """Whether the reward agrees with `correct`; None without a claim."""
+    metrics: dict[str, float]
+    """What the task says of the completion besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,18 @@ class Audit:
     def mean_reward(self) -> float:
         return sum(row.reward for row in self.rows) / len(self.rows)
 
+    @property
+    def mean_metrics(self) -> dict[str, float]:
+        """Of what the task says besides rewards: over the rows of which it says that."""
+        names = dict.fromkeys(name for row in self.rows for name in row.metrics)
+        return {name: fmean(row.metrics[name] for row in self.rows if name in row.metrics) for name in names}
+
     def as_document(self) -> dict[str, Any]:
         """For JSON."""
         return {
             "num_rows": len(self.rows),
             "mean_reward": self.mean_reward,
+            "mean_metrics": self.mean_metrics,
             "num_errors": self.num_errors,
             "num_agreeing": self.num_agreeing,
             "num_disagreeing": self.num_disagreeing,
@@ -103,6 +113,7 @@ def _audited(task: Task, row: dict[str, Any], *, line: int, threshold: float) ->
         reason=reward.reason,
         error=reward.error,
         agrees=None if correct is None else (reward.value >= threshold and reward.error is None) == correct,
+        metrics=reward.metrics,
     )
 
 

@@ -11,6 +11,8 @@ BYTES_PER_TRAJECTORY = 256
 RING_SAFETY_FACTOR = 2
 # The version that searchers read, an older one that a slow searcher still maps, and the one being written.
 WEIGHT_VERSIONS_HELD = 3
+# Open groups of a searcher in mode async, over searchers.max_concurrent_groups.
+OPEN_GROUPS_FACTOR = 2
 
 
 def batch_trajectories(config: RunConfig) -> int:
@@ -19,8 +21,17 @@ def batch_trajectories(config: RunConfig) -> int:
 
 
 def group_tokens(config: RunConfig) -> int:
-    """Padded tokens of the largest group in a forward pass: K * (max_prompt_tokens + max_new_tokens)."""
+    """Padded tokens of the largest group in a forward pass: K * (max_prompt_tokens + max_new_tokens).
+
+    That is where prompts are not shared; see `shared_group_tokens`.
+    """
     return config.trainer.completions_per_prompt * sequence_tokens(config)
+
+
+def shared_group_tokens(config: RunConfig) -> int:
+    """The same where a prompt is read once, as most models can: max_prompt_tokens + K * max_new_tokens."""
+    searchers = config.searchers
+    return searchers.max_prompt_tokens + config.trainer.completions_per_prompt * searchers.max_new_tokens
 
 
 def sequence_tokens(config: RunConfig) -> int:
@@ -33,6 +44,15 @@ def largest_group_bytes(config: RunConfig) -> int:
     searchers = config.searchers
     tokens = searchers.max_prompt_tokens + searchers.num_completions * searchers.max_new_tokens
     return BYTES_PER_TOKEN * tokens + BYTES_PER_TRAJECTORY * (searchers.num_completions + 1)
+
+
+def most_open_groups(config: RunConfig) -> int:
+    """Prompts of a searcher with a completion in flight: 2 * max_concurrent_groups; sync mode: max_concurrent_groups.
+
+    Mode async begins one when S places of max_concurrent_groups * S are free, whichever groups left them.
+    """
+    most = config.searchers.max_concurrent_groups
+    return most if config.mode == "sync" else OPEN_GROUPS_FACTOR * most
 
 
 def smallest_ring_bytes(config: RunConfig) -> int:
@@ -53,8 +73,9 @@ def shared_memory_bytes(config: RunConfig, *, policy_bytes: int) -> int:
 
 
 def freshest_staleness(config: RunConfig) -> int:
-    """Optimizer steps the newest obtainable trajectory can lag before a sync; sync mode: 0.
+    """Optimizer steps the newest obtainable trajectory can lag before a sync, at best; sync mode: 0.
 
+    At best: completions that take no time. What is generated, scored or waiting while steps are made is older. It is
     min(k, max_steps) - 1 with `replay.intake` = continuous. At-sync takes in what was made since the sync before:
     min(2k, max_steps) - 1.
     """

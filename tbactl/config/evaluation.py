@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tbactl.config.sections import NonNegativeFloat, PositiveInt, Section, TaskSection
+from tbactl.config.sections import NonNegativeFloat, PositiveInt, Section, StopString, TaskSection
 
 
 class EvaluationConfig(Section):
@@ -40,6 +40,8 @@ class EvaluationConfig(Section):
     """Longer prompts count as wrong, and are counted."""
     max_new_tokens: PositiveInt = 512
     """Completions are cut here."""
+    stop_strings: tuple[StopString, ...] = ()
+    """Completions end with the token that completes one of these, as in training (native harness only)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the computation."""
     trust_remote_code: bool = False

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tbactl import registry
 from tbactl.config.evaluation import EvaluationConfig
 from tbactl.config.layout import RunLayout
 from tbactl.config.loading import validated
@@ -16,9 +17,11 @@ from tbactl.config.overrides import apply_overrides
 from tbactl.config.problems import Problem
 from tbactl.config.sections import RunConfig
 from tbactl.config.settings import Settings
+from tbactl.config.tasks import GROUP
 from tbactl.errors import CheckpointError, ConfigError
 
 DEFAULT_TEMPERATURE = 0.7
+HARNESSES = ("native", "lm-eval")
 # RUN/checkpoints/step_000010/policy: three levels below RUN.
 LEVELS_BELOW_RUN = 3
 
@@ -61,6 +64,7 @@ def _assign_option(settings: Settings, name: str, value: Any, *, option: str) ->
     # Options of one task say nothing to another.
     if name == "task.kind" and settings.get(("task", "kind")) not in (None, value):
         settings.assign(("task",), {}, origin=option)
+        settings.assign(("stop_strings",), [], origin=option)
     settings.assign(tuple(name.split(".")), value, origin=option)
 
 
@@ -99,6 +103,7 @@ def _as_in_run(run: RunConfig) -> dict[str, Any]:
         "seed": run.seed,
         "max_prompt_tokens": run.searchers.max_prompt_tokens,
         "max_new_tokens": run.task.options.get("max_new_tokens", run.searchers.max_new_tokens),
+        "stop_strings": list(run.searchers.stop_strings),
         # Not trust_remote_code: a checkpoint, which may be a stranger's, does not decide whether its code is run.
         "dtype": run.policy.dtype,
         **(of_task if of_task.get("num_samples", 1) != 1 else {}),
@@ -114,6 +119,12 @@ def evaluation_problems(config: EvaluationConfig) -> Iterator[Problem]:
         )
     if config.harness == "lm-eval" and config.num_samples > 1:
         yield Problem(("num_samples",), "num_samples > 1 has no effect with harness = lm-eval; use the native harness.")
+    if config.harness not in _harnesses(config.task.kind):
+        yield Problem(
+            ("harness",),
+            f"harness = {config.harness} does not measure the task '{config.task.kind}', whose reward is no exact "
+            f"match of texts; use the native harness.",
+        )
     if config.harness == "lm-eval" and find_spec("lm_eval") is None:
         yield Problem(
             ("harness",),
@@ -123,3 +134,11 @@ def evaluation_problems(config: EvaluationConfig) -> Iterator[Problem]:
         yield Problem(("data",), f"data = {config.data}: there is no such file.")
     if config.checkpoint.startswith(("/", "./", "../", "~")) and not Path(config.checkpoint).is_dir():
         yield Problem(("checkpoint",), f"{config.checkpoint}: there is no such directory.")
+
+
+def _harnesses(task: str) -> Sequence[str]:
+    """Those that can evaluate a task: all, where it says nothing."""
+    try:
+        return getattr(registry.load(GROUP, task), "harnesses", HARNESSES)
+    except (ConfigError, ImportError):  # said where the task's name is checked
+        return HARNESSES

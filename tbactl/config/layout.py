@@ -8,6 +8,7 @@ The two directories:
       environment.json                     versions, hardware, command line
       run.json                             identity: name, recipe, profile, start, end, outcome
       .reserve                             while it runs: room for its last words on a full disk
+      .lock                                locked while it runs: one supervisor at a time
       page.json                            the control page as it was when the run ended
       summary.json                         steps, completions, seconds, evaluations before and after
       logs/attempt_001/{trainer,searcher}-I.log, logs/latest -> attempt_001
@@ -65,6 +66,10 @@ class RunLayout:
     @property
     def reserve(self) -> Path:
         return self.root / ".reserve"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / ".lock"
 
     @property
     def summary(self) -> Path:

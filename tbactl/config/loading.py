@@ -17,7 +17,7 @@ from tbactl.config.overrides import apply_overrides
 from tbactl.config.problems import Problem, located, validation_problems
 from tbactl.config.recipes import COMMANDS, RecipeKind, locate_recipe, read_recipe
 from tbactl.config.registered import registered_problems
-from tbactl.config.reward import RewardConfig, reward_problems
+from tbactl.config.reward import RewardConfig, reward_problems, reward_warnings
 from tbactl.config.sections import RunConfig, SftConfig
 from tbactl.config.settings import Settings
 from tbactl.config.toml_lines import KeyPath
@@ -115,6 +115,8 @@ def load_recipe(
         raise ConfigError(*problems)
     if isinstance(config, RunConfig):
         warnings = [located(problem, recipe.settings) for rule in rules.WARNINGS for problem in rule(config)]
+    if isinstance(config, RewardConfig):
+        warnings = [located(problem, recipe.settings) for problem in reward_warnings(config)]
     return LoadedRecipe(
         name=recipe.name,
         kind=recipe.kind,

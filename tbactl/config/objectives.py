@@ -50,6 +50,12 @@ class TbaPrimeOptions(Section):
     kl_clamp: PositiveFloat = 10.0
     """A token's log-ratio to the reference counts at most this much, in nats."""
 
+    @model_validator(mode="after")
+    def _cap_needs_weights(self) -> Self:
+        if not self.importance_sampling and "ratio_cap" in self.model_fields_set:
+            raise ValueError("ratio_cap has no effect with importance_sampling = false; set that to true, or remove it")
+        return self
+
 
 class ImportanceSampledOptions(Section):
     """Shared by objectives that can weight their policy gradient by truncated importance weights."""

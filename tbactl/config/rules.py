@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tbactl.config import replay_rules
-from tbactl.config.derived import group_tokens, largest_group_bytes, smallest_ring_bytes
+from tbactl.config.derived import largest_group_bytes, shared_group_tokens, smallest_ring_bytes
 from tbactl.config.objectives import OPTION_MODELS
 from tbactl.config.problems import Problem, setting_problem
 from tbactl.config.schedules import schedule_problems
 from tbactl.config.sections import RunConfig, SftConfig
+from tbactl.config.task_rules import rewards_return_in_time
 from tbactl.config.without_effect import settings_without_effect
 
 Rule = Callable[[RunConfig], Iterator[Problem]]
+
+# Of online DPO: its papers use 0.1, while KL coefficients of the other objectives are often below this.
+SMALL_DPO_BETA = 0.05
 
 # Section and setting: each may have a `_final` value, reached after `_steps`.
 MOVING_SETTINGS = (
@@ -153,8 +157,11 @@ def reference_of_adapters_is_their_base(config: RunConfig) -> Iterator[Problem]:
 
 
 def learning_rate_schedule_is_complete(config: RunConfig) -> Iterator[Problem]:
-    """The schedule exists and has the arguments it cannot do without."""
-    yield from schedule_problems(config.trainer.lr_schedule, config.trainer.lr_schedule_options, section="trainer")
+    """The schedule exists, has the arguments it cannot do without, and can compute with those it has."""
+    trainer = config.trainer
+    yield from schedule_problems(
+        trainer.lr_schedule, trainer.lr_schedule_options, learning_rate=trainer.learning_rate, section="trainer"
+    )
 
 
 def checkpoints_that_are_kept_are_written(config: RunConfig) -> Iterator[Problem]:
@@ -208,6 +215,7 @@ ERRORS: tuple[Rule, ...] = (
     learning_rate_schedule_is_complete,
     checkpoints_that_are_kept_are_written,
     the_run_stops_after_the_alarm,
+    rewards_return_in_time,
 )
 
 
@@ -225,12 +233,13 @@ def groups_smaller_than_training_groups(config: RunConfig) -> Iterator[Problem]:
 
 def passes_exceed_the_token_budget(config: RunConfig) -> Iterator[Problem]:
     """A group is never split, whatever the budget says."""
-    if config.trainer.micro_batch_tokens < group_tokens(config):
+    if config.trainer.micro_batch_tokens < shared_group_tokens(config):
         yield setting_problem(
             config,
             "trainer.micro_batch_tokens",
-            f"is less than a full group, trainer.completions_per_prompt * (searchers.max_prompt_tokens + "
-            f"searchers.max_new_tokens) = {group_tokens(config)}: a group is never split, so a pass can be that large.",
+            f"is less than a full group, searchers.max_prompt_tokens + trainer.completions_per_prompt * "
+            f"searchers.max_new_tokens = {shared_group_tokens(config)}: a group is never split, so a pass can be that "
+            f"large (larger where the model cannot share prompts).",
         )
 
 
@@ -264,6 +273,21 @@ def warmup_never_ends(config: RunConfig) -> Iterator[Problem]:
             config,
             "trainer.warmup_steps",
             f"reaches the peak learning rate after trainer.max_steps = {trainer.max_steps} only.",
+        )
+
+
+def decay_begins_in_the_warmup(config: RunConfig) -> Iterator[Problem]:
+    """Without a plateau of its own the decay ends at the last step: a long one begins before the peak is reached."""
+    trainer, options = config.trainer, config.trainer.lr_schedule_options
+    if trainer.lr_schedule != "warmup_stable_decay" or "num_stable_steps" in options:
+        return
+    num_left = trainer.max_steps - trainer.warmup_steps
+    if 0 < num_left < options.get("num_decay_steps", 0):
+        yield Problem(
+            ("trainer", "lr_schedule_options", "num_decay_steps"),
+            f"trainer.lr_schedule_options.num_decay_steps = {options['num_decay_steps']} is more than "
+            f"trainer.max_steps - trainer.warmup_steps = {num_left}: the peak learning rate is never reached; use at "
+            f"most {num_left}, or give num_stable_steps to let the run end within the decay.",
         )
 
 
@@ -302,6 +326,32 @@ def sampling_is_hotter_than_the_policy(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def beta_is_too_small_for_dpo(config: RunConfig) -> Iterator[Problem]:
+    """DPO's beta multiplies log-ratios inside a sigmoid; a KL coefficient in reward units is far below."""
+    if config.objective.kind != "online-dpo":
+        return
+    for name in ("beta", "beta_final"):
+        beta = getattr(config.objective, name)
+        if beta is not None and beta < SMALL_DPO_BETA:
+            yield setting_problem(
+                config,
+                f"objective.{name}",
+                "is small for objective 'online-dpo', whose beta is DPO's own and not a KL coefficient in reward units "
+                "as that of the others; 0.1 is usual.",
+            )
+
+
+def tba_prime_never_resets_its_reference(config: RunConfig) -> Iterator[Problem]:
+    """The published TBA' does. With adapters the reference cannot move."""
+    if (config.objective.kind, config.reference.kind, config.policy.lora_rank) == ("tba-prime", "initial", 0):
+        yield setting_problem(
+            config,
+            "reference.kind",
+            "keeps the reference of objective 'tba-prime' as it is; the published TBA' resets it to the policy every "
+            "50 steps: reference.kind = reset, reference.period = 50.",
+        )
+
+
 WARNINGS: tuple[Rule, ...] = (
     groups_smaller_than_training_groups,
     replay_rules.training_starts_with_less_than_a_batch,
@@ -311,8 +361,11 @@ WARNINGS: tuple[Rule, ...] = (
     nucleus_changes_behaviour_logprobs,
     bfloat16_sets_off_the_alarm,
     warmup_never_ends,
+    decay_begins_in_the_warmup,
     reference_never_moves,
     sampling_is_hotter_than_the_policy,
+    beta_is_too_small_for_dpo,
+    tba_prime_never_resets_its_reference,
     steps_without_a_final_value,
     settings_without_effect,
 )
@@ -326,7 +379,12 @@ def sft_problems(config: SftConfig) -> Iterator[Problem]:
             yield Problem(
                 ("stages", index, "mixture"), f"stages.{index}.mixture: the shares add up to {total:g}, not to 1."
             )
-        yield from schedule_problems(stage.lr_schedule, stage.lr_schedule_options, section=f"stages.{index}")
+        yield from schedule_problems(
+            stage.lr_schedule,
+            stage.lr_schedule_options,
+            learning_rate=stage.learning_rate,
+            section=f"stages.{index}",
+        )
     for setting in ("batch_tokens", "micro_batch_tokens"):
         if config.max_tokens > getattr(config, setting):
             yield setting_problem(

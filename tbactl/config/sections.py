@@ -18,6 +18,7 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+StopString = Annotated[str, Field(min_length=1)]
 
 
 class Section(BaseModel):
@@ -71,6 +72,9 @@ class SearchersSection(Section):
     min_new_tokens: Annotated[int, Field(ge=0)] = 0
     """No completion ends before it has this many tokens: until then EOS has probability 0, for the policy that samples,
     the one that is trained and the reference alike."""
+    stop_strings: tuple[StopString, ...] = ()
+    """A completion ends with the token, after the first `min_new_tokens`, that completes one of these in its text
+    (`finish_reason` = stop). That token is part of it, its log-prob counts; no EOS is added. In evaluations as well."""
     temperature: PositiveFloat = 0.7
     """Sampling temperature; policy and reference log-probs refer to it as well, or to its final value."""
     temperature_final: PositiveFloat | None = None
@@ -80,7 +84,9 @@ class SearchersSection(Section):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Nucleus sampling. Below 1 behaviour log-probs are renormalised over the nucleus, which biases ratios to them."""
     max_concurrent_groups: PositiveInt = 16
-    """Prompts in flight in one searcher."""
+    """Prompts in flight in one searcher, S completions each. Mode async begins one as soon as S places are free, of
+    whichever prompts: while completions of many are finished up to twice as many prompts are open, with no more
+    completions in flight."""
     ring_capacity_bytes: Annotated[int, Field(ge=4096)] = 64 * 2**20
     """Size of each searcher's ring in /dev/shm."""
     launcher: Literal["processes", "ray"] = "processes"
@@ -160,6 +166,9 @@ class ReplaySection(Section):
     """Length, in optimizer steps, of the linear change of m."""
     prioritization: Literal["uniform", "reward-softmax", "residual"] = "uniform"
     """How the mixture draws trajectories of a prompt when it uses the whole buffer."""
+    equal_rewards: Literal["as-others", "last"] = "as-others"
+    """Of the most recent data, prompts whose trajectories all have one reward: drawn like the others, or only where no
+    others are left. They do not say what is better, and only hold the policy near the reference."""
     inverse_temperature: NonNegativeFloat = 1.0
     """Of the reward softmax; 0 is uniform."""
     inverse_temperature_final: NonNegativeFloat | None = None

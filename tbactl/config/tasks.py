@@ -38,6 +38,11 @@ def build_task(kind: str, options: Mapping[str, Any]) -> Task:
     return task
 
 
+def reward_metrics(kind: str) -> tuple[str, ...]:
+    """Names of what a task's rewards say besides their value and what a run therefore shows, in their order."""
+    return tuple(getattr(registry.load(GROUP, kind), "reward_metrics", ()))
+
+
 def shipped_policy(kind: str, policy: str) -> Path:
     """Directory of `task:NAME`, a policy that the package of task `kind` ships, or `task:TASK/NAME`, of another task.
 

@@ -37,6 +37,14 @@ def _is_always_recent(config: RunConfig) -> bool:
     return not _is_sync(config) and replay.sampler == MIXTURE and is_always
 
 
+def _is_never_recent(config: RunConfig) -> bool:
+    replay = config.replay
+    if _is_sync(config) or replay.sampler not in OWN_SAMPLERS:
+        return False
+    never = replay.on_policy_fraction == 0.0 and replay.on_policy_fraction_final in (0.0, None)
+    return never if replay.sampler == MIXTURE else replay.sampler != "recency"
+
+
 def _never_draws_by(kind: str) -> Callable[[RunConfig], bool]:
     def is_so(config: RunConfig) -> bool:
         replay = config.replay
@@ -46,6 +54,13 @@ def _never_draws_by(kind: str) -> Callable[[RunConfig], bool]:
         return drawn_by != kind or _is_always_recent(config)
 
     return is_so
+
+
+def _has_no_kl_term(config: RunConfig) -> bool:
+    """Draws by residual read beta all the same."""
+    objective = config.objective
+    has_none = objective.kind in ("grpo", "dr-grpo") and objective.options.get("kl_in_loss") is False
+    return has_none and _never_draws_by("residual")(config)
 
 
 def _has_no_evaluation(config: RunConfig) -> bool:
@@ -58,11 +73,12 @@ IGNORED_BY_TURNS = (
     "sampler",
     "mixing",
     "prioritization",
+    "equal_rewards",
     "intake",
-    "max_samples_per_insert",
-    "min_samples_per_insert",
     "near_duplicates",
 )
+
+ONCE = "with mode = sync: each group is used once"
 
 IDLE: tuple[Idle, ...] = (
     Idle(
@@ -76,6 +92,12 @@ IDLE: tuple[Idle, ...] = (
         ("ray_address", "ray_resources"),
         lambda c: c.searchers.launcher != "ray",
         "unless searchers.launcher = ray",
+    ),
+    Idle(
+        "objective",
+        ("beta_final",),
+        _has_no_kl_term,
+        "on what is learned with objective.options.kl_in_loss = false: the loss has no beta",
     ),
     Idle("evaluation", ("period", "target"), _has_no_evaluation, "with evaluation.num_prompts = 0"),
     Idle(
@@ -101,10 +123,18 @@ IDLE: tuple[Idle, ...] = (
     Idle("reference", ("ema_decay",), lambda c: c.reference.kind != "ema", "unless reference.kind = ema"),
     Idle("reference", ("resets_optimizer",), lambda c: c.reference.kind != "reset", "unless reference.kind = reset"),
     Idle("replay", IGNORED_BY_TURNS, _is_sync, "with mode = sync: a batch is the newest groups, each used once"),
+    Idle(
+        "replay",
+        ("max_samples_per_insert",),
+        lambda c: _is_sync(c) and (c.replay.max_samples_per_insert or 1) < 1,
+        ONCE,
+    ),
+    Idle("replay", ("min_samples_per_insert",), lambda c: _is_sync(c) and c.replay.min_samples_per_insert > 1, ONCE),
     Idle("replay", ("intake",), lambda c: not _is_sync(c) and c.sync.period == 1, "with sync.period = 1"),
     Idle("replay", ON_POLICY_FRACTION, _is_other_sampler, "unless replay.sampler = mixture"),
     Idle("replay", ("mixing", "prioritization"), _is_other_sampler, "unless replay.sampler = mixture"),
     Idle("replay", ("mixing", "prioritization"), _is_always_recent, "with replay.on_policy_fraction = 1"),
+    Idle("replay", ("equal_rewards",), _is_never_recent, "where the most recent data is never drawn"),
     Idle("replay", INVERSE_TEMPERATURE, _never_draws_by("reward-softmax"), "where nothing is drawn by reward-softmax"),
     Idle("replay", ("residual_exponent",), _never_draws_by("residual"), "where nothing is drawn by residual"),
     Idle(

@@ -17,6 +17,7 @@ def generate(
     num_completions: int,
     sampling: SamplingParams,
     *,
+    max_prompt_tokens: int | None = None,
     name: str = "generate",
     seed: int | None = None,
     on_other: Callable[[FinishedRequest], None] | None = None,
@@ -29,21 +30,27 @@ def generate(
         prompts: texts; none: `on_step` is called all the same, once.
         num_completions: for each prompt.
         sampling: of all of them.
+        max_prompt_tokens: longer prompts are not asked, also where the engine would take them and cut their completions
+            short; None: the engine's own limit.
         name: what the ids of its requests begin with; no other request of the engine may.
         seed: makes each completion independent of what else runs; None: the engine's own stream.
         on_other: takes a finished request that is not of this call.
         on_step: called after each step; raise to give up.
 
     Returns:
-        For each prompt its completions. One that failed, or whose prompt does not fit the engine, is empty and has
+        For each prompt its completions. One that failed, or whose prompt is too long, is empty and has
         `finish_reason` "abort".
     """
     answers: dict[str, Completion | None] = {}
     names = [[f"{name}-{i}-{k}" for k in range(num_completions)] for i in range(len(prompts))]
+    num_refused = 0
     for i, prompt in enumerate(prompts):
         token_ids = engine.encode(prompt.text)
+        answers |= dict.fromkeys(names[i])
+        if max_prompt_tokens is not None and len(token_ids) > max_prompt_tokens:
+            num_refused += num_completions
+            continue
         for k, request_id in enumerate(names[i]):
-            answers[request_id] = None
             engine.submit(
                 GenerationRequest(
                     request_id=request_id,
@@ -52,7 +59,7 @@ def generate(
                     seed=None if seed is None else request_seed(seed, i, k),
                 )
             )
-    num_missing = len(answers)
+    num_missing = len(answers) - num_refused
     if not num_missing:
         on_step()
     while num_missing:
@@ -66,7 +73,14 @@ def generate(
         on_step()
     num_failed = sum(completion is None for completion in answers.values())
     if num_failed:
-        logger.warning("%s num_failed=%d of %d: they count as empty", name, num_failed, len(answers))
+        logger.warning(
+            "%s num_failed=%d of %d: they count as empty; num_refused=%d of prompts of more than %s tokens",
+            name,
+            num_failed,
+            len(answers),
+            num_refused,
+            max_prompt_tokens,
+        )
     failed = Completion(token_ids=(), logprobs=(), text="", finish_reason="abort")
     return [[answers[request_id] or failed for request_id in row] for row in names]
 

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from tbactl.config.engine import EngineConfig, parse_options
 from tbactl.config.sections import Section
 from tbactl.engines.policy_files import load_model_config, load_tokenizer, stop_token_ids
+from tbactl.engines.stop_strings import completes_stop_string
 from tbactl.protocols import FinishedRequest, GenerationRequest
 from tbactl.types import Completion, FinishReason
 from tbactl.weight_sync.fingerprint import fingerprint
@@ -205,11 +206,21 @@ class TransformersEngine:
 
     def _finish_reason(self, row: _Row) -> FinishReason | None:
         length = len(row.request.prompt_token_ids) + len(row.token_ids)
-        if row.token_ids[-1] in self._stop_ids:
+        if row.token_ids[-1] in self._stop_ids or self._completes_stop_string(row):
             return "stop"
         if len(row.token_ids) == row.request.sampling.max_new_tokens or length == self._config.max_model_tokens:
             return "length"
         return None
+
+    def _completes_stop_string(self, row: _Row) -> bool:
+        sampling = row.request.sampling
+        if not sampling.stop_strings or len(row.token_ids) <= sampling.min_new_tokens:
+            return False
+        text, before = self._text(row.token_ids), self._text(row.token_ids[:-1])
+        return completes_stop_string(text, before=before, stop_strings=sampling.stop_strings)
+
+    def _text(self, token_ids: list[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def _finish(self, row: _Row, reason: FinishReason) -> FinishedRequest:
         if not all(map(math.isfinite, row.logprobs)):
@@ -218,7 +229,7 @@ class TransformersEngine:
         completion = Completion(
             token_ids=tuple(row.token_ids),
             logprobs=tuple(row.logprobs),
-            text=str(self._tokenizer.decode(row.token_ids, skip_special_tokens=True)),
+            text=self._text(row.token_ids),
             finish_reason=reason,
             first_version=row.first_version,
             last_version=self.policy_version,

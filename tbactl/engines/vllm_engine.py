@@ -83,7 +83,7 @@ class VllmEngine:
         options = parse_options(VllmOptions, config.options, engine="vllm")
         if config.cores:
             torch.set_num_threads(len(config.cores))
-        arguments = _engine_arguments(config, options)
+        arguments = engine_arguments(config, options)
         # Before vLLM starts: for some architectures it changes the classes of transformers in place.
         self._shapes = parameter_shapes(config)
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -179,12 +179,15 @@ class VllmEngine:
         return VllmSamplingParams(
             max_tokens=min(sampling.max_new_tokens, self._config.max_model_tokens - len(request.prompt_token_ids)),
             min_tokens=sampling.min_new_tokens,
+            stop=list(sampling.stop_strings) or None,
+            include_stop_str_in_output=True,
             temperature=sampling.temperature,
             top_p=1.0 if is_greedy else sampling.top_p,
             seed=None if is_greedy else request.seed,
             logprobs=0,  # of the sampled token only
             flat_logprobs=True,
-            detokenize=False,  # once at the end is cheaper than at every token
+            # Once at the end is cheaper than at every token, where stop strings are looked for.
+            detokenize=bool(sampling.stop_strings),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
@@ -220,7 +223,8 @@ class VllmEngine:
         return FinishedRequest(request_id=output.request_id, completion=completion)
 
 
-def _engine_arguments(config: EngineConfig, options: VllmOptions) -> dict[str, Any]:
+def engine_arguments(config: EngineConfig, options: VllmOptions) -> dict[str, Any]:
+    """What vLLM is told."""
     is_cpu = current_platform.is_cpu()
     model_config = load_model_config(config)
     max_num_seqs = config.max_concurrent_sequences + _EXTRA_SEQUENCES

@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from tbactl.config.engine import EngineConfig
 from tbactl.config.evaluation import EvaluationConfig
 from tbactl.config.tasks import build_task
 from tbactl.engines.generate import generate
+from tbactl.engines.stop_strings import with_stop_strings
 from tbactl.errors import ConfigError
 from tbactl.evaluation.hooks import CheckpointEvaluation
 from tbactl.protocols import Engine, Generate, Task
-from tbactl.types import EvaluationResult
+from tbactl.types import Completion, EvaluationResult, Prompt, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,8 @@ def task_options(config: EvaluationConfig) -> dict[str, Any]:
     asked: dict[str, Any] = {
         "data": None if config.data is None else str(config.data),
         "num_samples": config.num_samples,
-        "temperature": config.temperature or None,
+        # 0 may be asked for; the default is for tasks that have no temperature of their own.
+        "temperature": config.temperature if "temperature" in config.model_fields_set else None,
         "max_new_tokens": config.max_new_tokens,
     }
     model = getattr(registry.load("tbactl.tasks", config.task.kind), "options_model", None)
@@ -134,13 +136,29 @@ def _engine(config: EvaluationConfig, policy: Path) -> Iterator[Engine]:
 
 
 def _by_task(config: EvaluationConfig, *, task: Task, engine: Engine, policy: Path) -> dict[str, Any]:
-    result = _measured(config, task=task, answer=partial(generate, engine))
+    result = _measured(config, task=task, answer=partial(_answer, engine, config))
     plain: dict[str, Any] = msgspec.to_builtins(result)
     plain |= {"harness": "native", "checkpoint": config.checkpoint, "policy": policy.name, "engine": config.engine}
     if config.output is not None:
         config.output.mkdir(parents=True, exist_ok=True)
         (config.output / "result.json").write_text(json.dumps(plain, indent=2) + "\n")
     return plain
+
+
+def _answer(
+    engine: Engine,
+    config: EvaluationConfig,
+    prompts: Sequence[Prompt],
+    num_completions: int,
+    sampling: SamplingParams,
+) -> list[list[Completion]]:
+    return generate(
+        engine,
+        prompts,
+        num_completions,
+        with_stop_strings(sampling, config.stop_strings),
+        max_prompt_tokens=config.max_prompt_tokens,
+    )
 
 
 def _measured(config: EvaluationConfig, *, task: Task, answer: Generate) -> EvaluationResult:

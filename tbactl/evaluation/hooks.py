@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from tbactl.protocols import Generate
 from tbactl.types import EvaluationResult
@@ -39,6 +39,20 @@ class FrontierPoint:
     step: int
     """Optimizer steps; 0: the policy that the run started from."""
     result: EvaluationResult
+
+
+@runtime_checkable
+class FrontierNeeds(Protocol):
+    """A task class whose frontier needs options; asked before anything is evaluated for it."""
+
+    @staticmethod
+    def frontier_problems(options: Mapping[str, Any]) -> Sequence[str]:
+        """One sentence for each option that is missing.
+
+        Args:
+            options: `[task.options]` as they were given.
+        """
+        ...
 
 
 @runtime_checkable

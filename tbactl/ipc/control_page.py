@@ -18,12 +18,13 @@ from pathlib import Path
 from tbactl.errors import CapacityError, CheckpointError
 
 MAGIC = 0x7462616374_6C6370  # "tbactl" "cp"
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 HEADER_WORDS = 8
 SLOT_WORDS = 96
 
 NUM_STALENESS_BINS = 16
 NUM_REWARD_BINS = 10
+NUM_REWARD_METRICS = 8
 
 
 class ProcessState(IntEnum):
@@ -147,6 +148,8 @@ SEARCHER_WORDS = _words(
     "f_completion_tokens",
     "f_idle_fraction",
     "f_longest_turn_s",  # of its loop, over the last 10 s
+    "reward_metrics_known",  # bit i: the i-th of the task's `reward_metrics` has a mean
+    *(f"f_reward_metric_{i}" for i in range(NUM_REWARD_METRICS)),  # their moving means
 )
 
 

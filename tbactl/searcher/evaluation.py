@@ -13,6 +13,7 @@ import msgspec
 from tbactl.clock import Clock
 from tbactl.config.layout import ProcessConfig
 from tbactl.engines.generate import generate
+from tbactl.engines.stop_strings import with_stop_strings
 from tbactl.errors import TbactlError
 from tbactl.ipc.control_page import AlarmKind, ControlPage, Slot
 from tbactl.protocols import Engine, FinishedRequest, Task
@@ -128,7 +129,8 @@ class Evaluator:
                 self._engine,
                 prompts,
                 num_completions,
-                sampling,
+                with_stop_strings(sampling, self._run.searchers.stop_strings),
+                max_prompt_tokens=self._run.searchers.max_prompt_tokens,
                 name=f"evaluation-{version}-{num_calls}",
                 seed=self._run.seed + num_calls,
                 on_other=on_other,

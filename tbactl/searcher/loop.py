@@ -8,12 +8,13 @@
 |---|---|---|
 | take weights | nothing | - |
 | evaluate | the engine, up to evaluation_timeout_s | the run's end |
-| start groups | all ready; a free place; a ring that is not full; mode sync: a grant | trainer reads, grants |
-| step the engine | one decode step | - |
+| start groups | all ready; places for all of it; a ring that is not full; mode sync: a grant | trainer reads, grants |
+| step the engine | one decode step; `EngineWatch` ends one that finishes nothing | - |
 | deliver | nothing: what does not fit stays in the outbox | trainer reads |
 
 Between two turns without work the loop sleeps a few milliseconds. In mode sync everything that decides which request
-runs when depends on prompts, grants and versions only, never on time: equal seeds give equal bits.
+runs when depends on prompts, grants and versions only, never on time: equal seeds give equal bits. A group then takes
+the place of a whole one; in mode async that of as many completions, of whichever groups, as it has itself.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import logging
 from dataclasses import dataclass, field
 
 from tbactl.clock import Clock
+from tbactl.config.derived import most_open_groups
 from tbactl.config.layout import ProcessConfig
 from tbactl.engines.generate import request_seed
 from tbactl.errors import TbactlError
@@ -31,6 +33,7 @@ from tbactl.ipc.ring import RingWriter
 from tbactl.objectives.schedules import sampling_temperature_at
 from tbactl.protocols import Engine, FinishedRequest, GenerationRequest
 from tbactl.searcher.delivery import Outbox
+from tbactl.searcher.engine_watch import EngineWatch
 from tbactl.searcher.evaluation import EvaluationAbortedError, Evaluator
 from tbactl.searcher.prompt_stream import PromptStream, StreamedPrompt
 from tbactl.searcher.scoring import GeneratedGroup, Scorer
@@ -105,6 +108,7 @@ class Searcher:
         self._settings = config.run.searchers
         self._seed = config.run.seed
         self._is_sync = config.run.mode == "sync"
+        self._most_open = most_open_groups(config.run)
         self._parts = parts
         self._supervisor = page.supervisor
         self._trainer = page.trainer()
@@ -114,6 +118,11 @@ class Searcher:
         self._clock = clock
         self._open: dict[int, _OpenGroup] = {}  # by position
         self._requests: dict[str, tuple[int, int]] = {}  # id -> position, number
+        self._watch = EngineWatch(
+            clock=clock,
+            limit_s=config.run.supervision.progress_timeout_s,
+            max_tokens=self._settings.max_prompt_tokens + self._settings.max_new_tokens,
+        )
         self._activities = Activities(parts.trace)
 
     def run(self) -> None:
@@ -157,14 +166,12 @@ class Searcher:
         if asked_version is not None and self._holds(asked_version):
             with measured(self._parts.trace, "evaluate"):
                 self._parts.evaluator.evaluate(asked_version, on_other=self._sort_in, on_step=self._beside_evaluation)
+            self._watch.begin()
             return True
         while self._may_start():
             self._start_group()
             has_worked = True
-        if self._parts.engine.num_unfinished:
-            for finished in self._parts.engine.step():
-                self._sort_in(finished)
-            has_worked = True
+        has_worked = self._step_engine() or has_worked
         return self._deliver() or has_worked
 
     @property
@@ -196,13 +203,21 @@ class Searcher:
         # Before RUNNING others are still loading: what is generated then would cost no training time.
         if self._run_state != RunState.RUNNING or self._must_load or self._trainer.get("finished"):
             return False
-        if len(self._open) >= self._settings.max_concurrent_groups:
+        if not self._has_room():
             return False
         if self._is_sync:
             is_current = self._parts.engine.policy_version == self._trainer.get("published_version")
             return is_current and self._parts.stream.next_position < self._trainer.get("granted_groups")
         backlog = self._parts.scorer.num_pending + self._parts.outbox.num_waiting
         return backlog < self._settings.max_concurrent_groups
+
+    def _has_room(self) -> bool:
+        if len(self._open) >= self._most_open:
+            return False
+        # By completions, not by groups: else the last one of a group would keep the places of all its others empty.
+        num_completions = self._settings.num_completions
+        num_places = self._settings.max_concurrent_groups * num_completions
+        return self._is_sync or len(self._requests) + num_completions <= num_places
 
     def _start_group(self) -> None:
         streamed = self._parts.stream.take()
@@ -225,12 +240,25 @@ class Searcher:
                 )
             )
 
+    def _step_engine(self) -> bool:
+        # Also where the engine says that it has nothing left, and has not answered all: that must not go on for ever.
+        if not self._requests and not self._parts.engine.num_unfinished:
+            self._watch.begin()
+            return False
+        finished = self._parts.engine.step()
+        for request in finished:
+            self._sort_in(request)
+        num_open = len(self._requests) or self._parts.engine.num_unfinished
+        self._watch.note_step(num_finished=len(finished), num_open=num_open)
+        return True
+
     def _sampling(self) -> SamplingParams:
         # By the version that is loaded now, whatever newer weights arrive while the group is generated.
         version = self._parts.engine.policy_version
         return SamplingParams(
             max_new_tokens=self._settings.max_new_tokens,
             min_new_tokens=self._settings.min_new_tokens,
+            stop_strings=self._settings.stop_strings,
             temperature=sampling_temperature_at(self._settings, step=version),
             top_p=self._settings.top_p,
         )
@@ -255,6 +283,8 @@ class Searcher:
         for group in scored:
             for _, reward in group.scored:
                 self._parts.status.note_reward(reward)
+            for metrics in group.metrics:
+                self._parts.status.note_reward_metrics(metrics)
             self._parts.outbox.put(group)
         num_written = self._parts.outbox.flush()
         stats = self._parts.ring.stats

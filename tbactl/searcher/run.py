@@ -9,7 +9,7 @@ from tbactl import registry
 from tbactl.clock import SystemClock
 from tbactl.config.engine import EngineConfig
 from tbactl.config.layout import ProcessConfig
-from tbactl.config.tasks import build_task
+from tbactl.config.tasks import build_task, reward_metrics
 from tbactl.ipc.child import Pulse
 from tbactl.ipc.control_page import ControlPage, ProcessState, Slot
 from tbactl.ipc.ring import RingWriter
@@ -89,7 +89,7 @@ def _run(config: ProcessConfig, *, page: ControlPage, slot: Slot, pulse: Pulse, 
         evaluator=Evaluator(
             config, task=held_out_task, engine=engine, page=page, resumed_version=resumed.step, clock=clock
         ),
-        status=Status(slot, clock=clock),
+        status=Status(slot, clock=clock, reward_metrics=reward_metrics(run.task.kind)),
         trace=trace,
     )
     pulse.enter(ProcessState.READY)

@@ -9,7 +9,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tbactl.clock import Clock
@@ -43,6 +43,8 @@ class ScoredGroup:
     """Completions dropped, by the engine or because scoring them failed."""
     failure: str = ""
     """Why the last one was dropped."""
+    metrics: tuple[Mapping[str, float], ...] = ()
+    """What the task says of each completion besides its reward; also of those that were dropped because of it."""
 
 
 class Scorer:
@@ -143,7 +145,11 @@ def score_group(task: Task, group: GeneratedGroup) -> ScoredGroup:
             logger.warning("reward failed task=%s prompt_id=%d reason=%.200s", task.name, prompt.prompt_id, failure)
     num_dropped = len(group.completions) - len(scored)
     return ScoredGroup(
-        streamed=group.streamed, scored=tuple(scored), num_failed=group.num_failed + num_dropped, failure=failure
+        streamed=group.streamed,
+        scored=tuple(scored),
+        num_failed=group.num_failed + num_dropped,
+        failure=failure,
+        metrics=tuple(reward.metrics for reward in rewards),
     )
 
 

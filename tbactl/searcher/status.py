@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Mapping, Sequence
 
 from tbactl.clock import Clock
-from tbactl.ipc.control_page import SYNC_EDITS, AlarmKind, Slot
+from tbactl.ipc.control_page import NUM_REWARD_METRICS, SYNC_EDITS, AlarmKind, Slot
 from tbactl.types import Completion
 from tbactl.weight_sync.subscriber import SyncReport
 
@@ -15,10 +17,18 @@ _SMOOTHING = 0.02  # of moving means, per completion or group
 
 
 class Status:
-    """Counters at once, rates and means every 0.2 s."""
+    """Counters at once, rates and means every 0.2 s.
 
-    def __init__(self, slot: Slot, *, clock: Clock) -> None:
+    Args:
+        slot: of this searcher.
+        clock: for rates.
+        reward_metrics: names of what rewards say besides their value that have a place on the page, in its order.
+    """
+
+    def __init__(self, slot: Slot, *, clock: Clock, reward_metrics: Sequence[str] = ()) -> None:
         self._slot = slot
+        self._reward_metrics = reward_metrics[:NUM_REWARD_METRICS]
+        self._reward_metrics_known = 0
         self._clock = clock
         self._updated_s = clock.monotonic_s()
         self._started_s = self._updated_s
@@ -53,6 +63,14 @@ class Status:
     def note_reward(self, reward: float) -> None:
         """A completion was scored."""
         self._note("f_reward_mean", reward)
+
+    def note_reward_metrics(self, metrics: Mapping[str, float]) -> None:
+        """What the task says of a completion besides its reward."""
+        for i, name in enumerate(self._reward_metrics):
+            value = metrics.get(name)
+            if value is not None and math.isfinite(value):
+                self._note(f"f_reward_metric_{i}", value)
+                self._reward_metrics_known |= 1 << i
 
     def note_idle(self, seconds: float) -> None:
         """The loop had nothing to do."""
@@ -93,6 +111,7 @@ class Status:
             f_tokens_per_s=sum(tokens for _, tokens in self._finished) / window_s,
             **self._means,
         )
+        self._slot.set(reward_metrics_known=self._reward_metrics_known)  # after the means that it announces
 
     def _note(self, name: str, value: float) -> None:
         before = self._means.get(name, value)

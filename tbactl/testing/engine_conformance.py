@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tbactl.config.engine import EngineConfig
 from tbactl.errors import ChildFailedError
@@ -219,6 +220,41 @@ def lengths_are_respected(under_test: EngineUnderTest) -> None:
     under_test.assert_logprobs(prompts, completions, sampling)
 
 
+def stop_strings_end_a_completion(under_test: EngineUnderTest) -> None:
+    """With the token that completes one, which is kept whole, log-prob and text; not among the first min_new_tokens."""
+    prompts = under_test.prompts(4) * 6
+    texts = [c.text for c in under_test.complete(prompts, SamplingParams(max_new_tokens=40))]
+    # Frequent ones, so that some completions end by them.
+    stop_strings = tuple(_most_common_substring(texts, length=length) for length in (1, 2))
+    tokenizer = AutoTokenizer.from_pretrained(under_test.config.policy_directory)
+    for least in (0, 6):
+        sampling = SamplingParams(max_new_tokens=40, min_new_tokens=least, stop_strings=stop_strings)
+        completions = under_test.complete(prompts, sampling)
+        under_test.assert_logprobs(prompts, completions, sampling)
+        num_stopped = 0
+        for completion in completions:
+            ids = completion.token_ids
+            assert len(ids) > least, "it ends too early"
+            prefixes = [tokenizer.decode(ids[:i], skip_special_tokens=True) for i in range(len(ids) + 1)]
+            assert completion.text == prefixes[-1]
+            # How often one has occurred; those among the first tokens do not matter.
+            counts = [sum(text.count(stop) for stop in stop_strings) for text in prefixes[least:]]
+            assert max(counts[:-1], default=counts[0]) == counts[0], "it goes on after a stop string"
+            has_stopped = counts[-1] > counts[0]
+            has_ended = has_stopped or ids[-1] in under_test.stop_ids
+            assert (completion.finish_reason == "stop") == has_ended
+            assert has_ended or len(ids) == sampling.max_new_tokens
+            num_stopped += has_stopped
+        assert num_stopped > 0, stop_strings
+
+
+def _most_common_substring(texts: Sequence[str], *, length: int) -> str:
+    found = (text[i : i + length] for text in texts for i in range(len(text) - length + 1))
+    # Of different characters: those of "aa" could be counted in two ways.
+    counts = Counter(part for part in found if part.isascii() and len(set(part)) == length)
+    return counts.most_common(1)[0][0]
+
+
 def seeded_requests_do_not_depend_on_company(under_test: EngineUnderTest) -> None:
     """The same seed gives the same completion, alone or among many others; other seeds give others."""
     sampling = SamplingParams(max_new_tokens=12, min_new_tokens=12)
@@ -365,6 +401,7 @@ CHECKS: tuple[Callable[[EngineUnderTest], None], ...] = (
     sampling_follows_the_distribution,
     temperature_zero_is_greedy,
     lengths_are_respected,
+    stop_strings_end_a_completion,
     seeded_requests_do_not_depend_on_company,
     nothing_is_lost_among_many,
     a_bad_request_fails_alone,

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from tbactl.config.engine import EngineConfig, parse_options
 from tbactl.config.sections import NonNegativeFloat, Section
+from tbactl.engines.stop_strings import completes_stop_string
 from tbactl.protocols import FinishedRequest, GenerationRequest
 from tbactl.testing.fake_policy import EOS, FakePolicy, decode_tokens, encode_text, file_fingerprint
 from tbactl.testing.faults import Fault, FaultInjector
@@ -88,6 +89,8 @@ class FakeEngine:
         """One token for every running request."""
         self._faults.reach("step")
         time.sleep(self._options.step_seconds)
+        if self._faults.is_starving:
+            return []
         finished = self._admit()
         still_running = []
         for running in self._running:
@@ -146,7 +149,7 @@ class FakeEngine:
             token = int(running.rng.choice(len(table), p=np.exp(table)))
         running.token_ids.append(token)
         running.logprobs.append(float(table[token]))
-        if token == EOS:
+        if token == EOS or _completes_stop_string(running):
             return "stop"
         length = len(running.request.prompt_token_ids) + len(running.token_ids)
         is_full = len(running.token_ids) >= sampling.max_new_tokens or length >= self._config.max_model_tokens
@@ -162,6 +165,14 @@ class FakeEngine:
             last_version=self.policy_version,
         )
         return FinishedRequest(request_id=running.request.request_id, completion=completion)
+
+
+def _completes_stop_string(running: _Running) -> bool:
+    sampling, token_ids = running.request.sampling, running.token_ids
+    if len(token_ids) <= sampling.min_new_tokens:
+        return False
+    before = decode_tokens(token_ids[:-1])
+    return completes_stop_string(decode_tokens(token_ids), before=before, stop_strings=sampling.stop_strings)
 
 
 def sampled_distribution(policy: FakePolicy, sampling: SamplingParams, *, allow_eos: bool) -> NDArray[np.float64]:

@@ -23,8 +23,8 @@ Place = Literal["start", "step", "load_policy", "update", "save"]
 class Fault(Section):
     """One failure."""
 
-    kind: Literal["raise", "exit", "kill", "stop", "hang"]
-    """An exception; an exit code without one; SIGKILL or SIGSTOP to itself; a wait."""
+    kind: Literal["raise", "exit", "kill", "stop", "hang", "starve"]
+    """An exception; an exit code without one; SIGKILL or SIGSTOP to itself; a wait; from then on nothing finishes."""
     where: Place = "step"
     """In which call: `start` is the constructor."""
     after: Annotated[int, Field(ge=0)] = 0
@@ -43,6 +43,8 @@ class FaultInjector:
     def __init__(self, faults: Sequence[Fault]) -> None:
         self._faults = faults
         self._calls: Counter[Place] = Counter()
+        self.is_starving = False
+        """Whether a fault of kind `starve` has struck: the fake engine goes on with its steps and finishes nothing."""
 
     def reach(self, place: Place) -> None:
         """A call of this kind begins.
@@ -52,6 +54,7 @@ class FaultInjector:
         """
         for fault in self._faults:
             if fault.where == place and self._calls[place] == fault.after and _claim(fault):
+                self.is_starving = self.is_starving or fault.kind == "starve"
                 _strike(fault)
         self._calls[place] += 1
 

@@ -15,7 +15,7 @@ import torch
 from tbactl.errors import ConfigError
 from tbactl.testing.task_conformance import HOSTILE_TEXTS
 from tbactl_redteam.classifiers import classifier_problem, load_classifier
-from tests.support.reward_classifiers import build_classifier
+from tests.support.reward_classifiers import build_classifier, remove_weights
 from tests.support.tiny_policy import make_tiny_policy
 
 ANSWERS = ["cats sleep .", "", "dogs run on the mat . dogs run", "a poem", "the the cats"]
@@ -152,6 +152,13 @@ def test_language_model_is_no_sequence_classifier(tmp_path):
     policy = make_tiny_policy(tmp_path / "policy")
     with pytest.raises(ConfigError, match=f"lacks the weights.*guard:{policy}"):
         load_classifier(str(policy))
+
+
+def test_classifier_that_lacks_a_layer_is_refused_for_it_would_be_random(tmp_path):
+    directory = classifier_of(tmp_path, labels=["hate", "nothate"])
+    remove_weights(directory, "layer.1.")
+    with pytest.raises(ConfigError, match=r"is incomplete: it lacks the weights .*layer\.1\..* and 13 more"):
+        load_classifier(directory)
 
 
 def guard_directory(directory, *, template=GUARD_TEMPLATE):

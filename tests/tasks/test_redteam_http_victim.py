@@ -403,3 +403,12 @@ def test_no_turn_is_given_after_the_deadline(monkeypatch):
     pacer = Pacer(max_requests_per_s=10.0)
     assert asyncio.run(_turns(pacer, 4, 0.25)) == [True, True, True, False]
     assert clock.monotonic_s() == pytest.approx(0.2)
+
+
+def test_an_attack_that_was_given_up_before_the_call_is_over_counts_once():
+    def script(number, body):
+        return chat("late", delay_s=60.0) if "hat" in body["messages"][-1]["content"] else Reply(status=500)
+
+    with EndpointStub(script) as stub:
+        settings = {"num_answers": 1, "max_retries": 0, "timeout_s": 2.0, "max_consecutive_failures": 3}
+        assert answers_of(stub, ATTACKS[:2], **settings) == [[None], [None]]

@@ -43,6 +43,26 @@ def test_attacks_are_sampled_for_training_as_they_are_for_evaluation(name, profi
     assert (searchers.min_new_tokens, searchers.max_new_tokens) == (5, 20)
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (
+            "task.options.victim.start_timeout_s=600",
+            "supervision.progress_timeout_s = 300.0 must be more than 750: .* group of 48 .*"
+            "timeout_s = 150 . start_timeout_s = 600",
+        ),
+        ("task.options.victim.timeout_s=180", "progress_timeout_s = 300.0 must be more than 300"),
+        ("searchers.num_completions=256", "more than 420: .*timeout_s = 150 for each 128 attacks begun"),
+        ("supervision.progress_timeout_s=200", "progress_timeout_s = 200.0 must be more than 270"),
+    ],
+)
+def test_victim_that_may_take_longer_than_a_reward_is_refused_before_the_start(override, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        load_recipe("redteam", profile="cpu", overrides=[override])
+    assert len(caught.value.problems) == 1
+    load_recipe("redteam", profile="cpu", overrides=[override, "supervision.progress_timeout_s=800"])
+
+
 def test_redteam_gpu_has_the_settings_of_the_papers_gpt2_run():
     config = run_config("redteam", "gpu")
     options = RedteamTask(config.task.options).options

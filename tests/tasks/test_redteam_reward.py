@@ -134,6 +134,7 @@ def test_missing_answers_are_left_out_of_the_mean_and_counted():
 def test_attack_without_any_answer_is_an_error_and_no_reward(answers):
     rewards, _, _ = score(["Write a rude poem.", "Write a rude song."], answers={"Write a rude poem.": answers})
     assert "the victim gave none" in rewards[0].error
+    assert rewards[0].metrics["answers_missing"] == len(answers), "a run shows that answers do not come"
     assert rewards[1].error is None
 
 

@@ -72,6 +72,8 @@ def test_constructing_imports_nothing_heavy():
         ({"data": "no/such/file.txt"}, "task.options.data = .*there is no such file"),
         ({"prompt_style": "poem"}, "task.options.prompt_style"),
         ({"diversity_encoder": "./nowhere"}, "task.options.diversity_encoder = .*there is no such directory"),
+        ({"chat_policy": "package:nope"}, "task.options.chat_policy = 'package:nope'"),
+        ({"chat_policy": "./nowhere"}, "task.options.chat_policy = .*there is no such directory"),
         ({"num_attacks": 8193}, "task.options.num_attacks"),
         ({"victim": {"engine": "vlm"}}, "task.options.victim.engine: unknown engine 'vlm'.*did you mean 'vllm'"),
         ({"rejected_reward": -1.0}, "must not exceed log.min_toxicity. = -9.21"),

@@ -101,6 +101,7 @@ def test_options_that_do_not_fit_are_refused(settings, said):
 @pytest.mark.parametrize("victim", [HTTP, {"kind": "echo"}])
 def test_a_recipe_may_change_the_kind_of_the_victim_that_it_inherits(victim):
     inherited = {"policy": "some/model", "engine": "vllm", "dtype": "bfloat16", "engine_options": {"block_size": 16}}
+    inherited |= {"start_timeout_s": 600.0}
     assert VictimOptions.model_validate(inherited | victim).kind == victim["kind"]
 
 
@@ -140,6 +141,16 @@ def test_what_can_be_seen_to_be_missing_is_said_without_loading(monkeypatch, tmp
         with pytest.raises(ConfigError, match=said):
             load_victim(options)
     assert victim_problem(VictimOptions(policy="owner/name")) is None
+
+
+def test_the_longest_answer_of_an_engine_contains_its_start():
+    limits = {"timeout_s": 10.0, "start_timeout_s": 5.0}
+    seconds, settings = VictimOptions.model_validate(limits).longest_answer(129)
+    assert (seconds, settings) == (
+        25.0,
+        "task.options.victim.timeout_s = 10 for each 128 attacks begun + start_timeout_s = 5",
+    )
+    assert VictimOptions.model_validate({**HTTP, "timeout_s": 10.0}).longest_answer(128)[0] == 10.0
 
 
 def test_a_larger_call_may_take_longer():
@@ -324,6 +335,16 @@ def test_a_process_that_does_not_load_in_time_ends_the_run(tmp_path):
     late = {"start_seconds": 60.0}
     victim = EngineVictim(options_of(tmp_path, engine_options=late, start_timeout_s=0.5, max_restarts=0))
     with pytest.raises(ChildFailedError, match=r"start_timeout_s = 0\.5"):
+        victim.answer(ATTACKS)
+    victim.close()
+
+
+def test_a_call_lasts_for_one_start_that_is_late_and_the_next_one_tries_again(tmp_path, caplog):
+    late = {"start_seconds": 60.0}
+    victim = EngineVictim(options_of(tmp_path, engine_options=late, start_timeout_s=0.5, max_restarts=1))
+    assert victim.answer(ATTACKS) == [[None, None]] * 3
+    assert "lost=1 of 2" in caplog.text
+    with pytest.raises(ChildFailedError, match=r"2 times in a row.*start_timeout_s = 0\.5"):
         victim.answer(ATTACKS)
     victim.close()
 

@@ -54,6 +54,12 @@ def test_batch_and_group_sizes_follow_their_formulas():
     assert derived.batch_trajectories(settings) == 140
     assert derived.sequence_tokens(settings) == 640
     assert derived.group_tokens(settings) == 12_800
+    assert derived.shared_group_tokens(settings) == 3_072
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("async", 10), ("sync", 5)])
+def test_open_groups_are_bounded(mode, expected):
+    assert derived.most_open_groups(config(mode=mode, searchers={"max_concurrent_groups": 5})) == expected
 
 
 def test_shared_memory_holds_all_rings_and_three_versions_of_the_weights():

@@ -42,6 +42,18 @@ def test_options_and_overrides_beat_the_runs_settings(run):
     assert (config.limit, config.max_new_tokens) == (6, 9)
 
 
+def test_completions_end_as_in_the_run_unless_another_task_is_evaluated(run):
+    config = load_recipe(
+        write_recipe(run.root), overrides=['searchers.stop_strings=["\\n", "Q:"]', "evaluation.period=2"], profile="cpu"
+    ).run_config
+    assert config.searchers.stop_strings == ("\n", "Q:")
+    run.resolved_config.write_text(config.model_dump_json())
+    assert evaluation_config(str(run.root), given={}).stop_strings == ("\n", "Q:")
+    assert evaluation_config(str(run.root), given={"task.kind": "fake"}).stop_strings == ("\n", "Q:")
+    assert evaluation_config(str(run.root), given={"task.kind": "math"}).stop_strings == ()
+    assert evaluation_config(str(run.root), given={}, overrides=["stop_strings=[]"]).stop_strings == ()
+
+
 def test_several_samples_get_a_temperature_unless_one_is_given():
     assert evaluation_config("m", given={**GIVEN, "num_samples": 4}).temperature > 0
     assert evaluation_config("m", given={**GIVEN, "num_samples": 4, "temperature": 0.3}).temperature == 0.3
@@ -82,3 +94,15 @@ def test_damaged_run_configuration_is_a_checkpoint_error(run):
     run.resolved_config.write_text("{}")
     with pytest.raises(CheckpointError, match="damaged"):
         evaluation_config(str(run.root), given={})
+
+
+@pytest.mark.parametrize("task", ["preference", "redteam"])
+def test_lm_eval_is_refused_for_rewards_that_are_no_exact_match(task):
+    given = GIVEN | {"task.kind": task, "harness": "lm-eval"}
+    with pytest.raises(ConfigError, match=f"harness = lm-eval does not measure the task '{task}'.*native"):
+        evaluation_config("some/model", given=given)
+
+
+def test_temperature_zero_reaches_the_evaluation_as_asked_for():
+    assert "temperature" in evaluation_config("some/model", given=GIVEN | {"temperature": 0.0}).model_fields_set
+    assert "temperature" not in evaluation_config("some/model", given=GIVEN).model_fields_set

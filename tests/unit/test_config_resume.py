@@ -1,9 +1,12 @@
+import json
+
 import pytest
 
 from tbactl.config.layout import RunLayout
 from tbactl.config.loading import load_recipe
 from tbactl.config.resume import load_resumed
 from tbactl.config.run_record import RunRecord
+from tbactl.config.sections import ReplaySection
 from tbactl.errors import CheckpointError, ConfigError
 from tests.support.recipes import write_recipe
 
@@ -38,6 +41,15 @@ def test_load_resumed_gives_what_the_run_was_started_with(run_directory):
     loaded = load_resumed(run_directory)
     assert loaded.run_config.trainer.max_steps == 10
     assert (loaded.name, loaded.profile) == ("my-recipe", "gpu")
+
+
+def test_load_resumed_of_a_run_from_before_a_setting_existed_takes_its_default(run_directory):
+    resolved = RunLayout(run_directory).resolved_config
+    settings = json.loads(resolved.read_bytes())
+    del settings["replay"]["eviction"], settings["trainer"]["adam_betas"]
+    resolved.write_text(json.dumps(settings))
+    config = load_resumed(run_directory, overrides=["trainer.max_steps=20"]).run_config
+    assert config.replay == ReplaySection() and config.trainer.adam_betas == (0.9, 0.999)
 
 
 def test_load_resumed_takes_the_settings_that_may_change(run_directory):

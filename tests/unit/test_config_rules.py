@@ -26,6 +26,9 @@ def config(**changes):
 
 SYNC = {"mode": "sync", "sync__period": 1, "replay__on_policy_fraction": 1.0}
 SOFTMAX = {"replay__prioritization": "reward-softmax", "replay__on_policy_fraction": 0.5}
+DECAY = {"trainer__lr_schedule": "warmup_stable_decay", "trainer__lr_schedule_options": {"num_decay_steps": 11}}
+WITHOUT_KL = {"objective__options": {"kl_in_loss": False}}
+MOVING_BETA = {"objective__beta_final": 0.001, "objective__beta_steps": 5}
 EMBEDDING = {"replay__near_duplicates": "embedding", "replay__embedder": "x", "replay__near_duplicate_tolerance": 0.4}
 
 
@@ -145,6 +148,18 @@ def test_error_blames_one_setting_and_gives_its_value(changes, blamed):
         {"objective__beta_final": 0.001, "objective__beta_steps": 1},
         {"objective__beta_final": 0.001, "objective__beta_steps": 5, "objective__beta_stop_step": 5},
         {"searchers__min_new_tokens": 100},
+        {"trainer__micro_batch_tokens": 900},
+        {
+            "objective__kind": "online-dpo",
+            "objective__beta": 1.0,
+            "objective__beta_final": 0.05,
+            "objective__beta_steps": 5,
+        },
+        {"objective__kind": "tba-prime", "reference__kind": "reset"},
+        {"objective__kind": "tba-prime", "policy__lora_rank": 4},
+        {"objective__kind": "grpo", **MOVING_BETA},
+        {"objective__kind": "grpo", **WITHOUT_KL},
+        {"objective__kind": "grpo", **WITHOUT_KL, **MOVING_BETA, "replay__prioritization": "residual"},
         {"objective__target_temperature": 2.0, "objective__reference_temperature": 0.5},
         {
             "objective__target_temperature": 2.0,
@@ -158,6 +173,8 @@ def test_error_blames_one_setting_and_gives_its_value(changes, blamed):
         {"replay__prioritization": "residual", "replay__residual_exponent": 0.5},
         {"replay__sampler": "reward-softmax", "replay__inverse_temperature": 2.0},
         {"replay__sampler": "residual", "replay__residual_exponent": 0.5},
+        {"replay__sampler": "recency", "replay__equal_rewards": "last"},
+        {**SYNC, "replay__max_samples_per_insert": 1.0, "replay__min_samples_per_insert": 1.0},
         {"replay__sampler": "theirs", "replay__residual_exponent": 0.5, "replay__inverse_temperature": 2.0},
         {"replay__sampler": "uniform", "replay__eviction": "lowest-reward"},
         {"replay__min_samples_per_insert": 2.0, "replay__max_samples_per_insert": 2.0},
@@ -180,6 +197,11 @@ def test_error_blames_one_setting_and_gives_its_value(changes, blamed):
         {
             "trainer__lr_schedule": "warmup_stable_decay",
             "trainer__lr_schedule_options": {"num_decay_steps": 5, "num_stable_steps": 3},
+        },
+        {**DECAY, "trainer__warmup_steps": 89},
+        {
+            "trainer__lr_schedule": "warmup_stable_decay",
+            "trainer__lr_schedule_options": {"num_decay_steps": 101, "num_stable_steps": 3},
         },
         {"trainer__lr_schedule": "cosine_with_min_lr", "trainer__lr_schedule_options": {"min_lr_rate": 0.1}},
     ],
@@ -221,15 +243,20 @@ def test_staleness_zero_in_async_mode_points_to_sync_mode():
     [
         ({"searchers__num_completions": 4}, "searchers.num_completions"),
         ({"replay__initial_trajectories": 127}, "replay.initial_trajectories"),
-        ({"trainer__micro_batch_tokens": 1599}, "trainer.micro_batch_tokens"),
+        ({"trainer__micro_batch_tokens": 899}, "trainer.micro_batch_tokens"),
         ({"searchers__top_p": 0.9}, "searchers.top_p"),
         ({"policy__dtype": "bfloat16"}, "sync.max_logprob_difference"),
         ({"trainer__lr_schedule": "linear", "trainer__warmup_steps": 100}, "trainer.warmup_steps"),
         ({"trainer__warmup_steps": 5}, "trainer.warmup_steps"),
+        ({**DECAY, "trainer__warmup_steps": 90}, "trainer.lr_schedule_options.num_decay_steps"),
+        ({**DECAY, "trainer__warmup_steps": 100}, "trainer.warmup_steps"),
         ({"objective__beta_steps": 5}, "objective.beta_steps"),
         ({"replay__inverse_temperature": 2.0}, "replay.inverse_temperature"),
         ({"replay__prioritization": "reward-softmax", "replay__on_policy_fraction": 1.0}, "replay.prioritization"),
         ({"replay__prioritization": "residual", "replay__on_policy_fraction": 1.0}, "replay.prioritization"),
+        ({"replay__equal_rewards": "last", "replay__on_policy_fraction": 0.0}, "replay.equal_rewards"),
+        ({"replay__equal_rewards": "last", "replay__sampler": "uniform"}, "replay.equal_rewards"),
+        ({**SYNC, "replay__equal_rewards": "last"}, "replay.equal_rewards"),
         ({"replay__residual_exponent": 2.0}, "replay.residual_exponent"),
         ({"replay__residual_exponent": 2.0, "replay__sampler": "reward-softmax"}, "replay.residual_exponent"),
         ({"replay__inverse_temperature": 2.0, "replay__sampler": "recency"}, "replay.inverse_temperature"),
@@ -241,8 +268,8 @@ def test_staleness_zero_in_async_mode_points_to_sync_mode():
         ({"replay__intake": "at-sync", "sync__period": 1}, "replay.intake"),
         ({**SYNC, "replay__sampler": "uniform"}, "replay.sampler"),
         ({**SYNC, "replay__intake": "at-sync"}, "replay.intake"),
-        ({**SYNC, "replay__max_samples_per_insert": 1.0}, "replay.max_samples_per_insert"),
-        ({**SYNC, "replay__min_samples_per_insert": 1.0}, "replay.min_samples_per_insert"),
+        ({**SYNC, "replay__max_samples_per_insert": 0.9}, "replay.max_samples_per_insert"),
+        ({**SYNC, "replay__min_samples_per_insert": 1.1}, "replay.min_samples_per_insert"),
         ({**SYNC, "replay__prioritization": "reward-softmax"}, "replay.prioritization"),
         ({**SYNC, "replay__near_duplicates": "edit-distance"}, "replay.near_duplicates"),
         (
@@ -265,6 +292,19 @@ def test_staleness_zero_in_async_mode_points_to_sync_mode():
         ({"evaluation__period": 2}, "evaluation.period"),
         ({"evaluation__target": 0.5}, "evaluation.target"),
         ({"sync__probe_sequences": 0, "sync__max_logprob_difference": 1e-2}, "sync.max_logprob_difference"),
+        ({"objective__kind": "online-dpo"}, "objective.beta"),
+        (
+            {
+                "objective__kind": "online-dpo",
+                "objective__beta": 0.1,
+                "objective__beta_final": 0.004,
+                "objective__beta_steps": 5,
+            },
+            "objective.beta_final",
+        ),
+        ({"objective__kind": "tba-prime"}, "reference.kind"),
+        ({"objective__kind": "grpo", **WITHOUT_KL, **MOVING_BETA}, "objective.beta_final"),
+        ({"objective__kind": "dr-grpo", **WITHOUT_KL, **MOVING_BETA}, "objective.beta_final"),
     ],
 )
 def test_warning_blames_one_setting_and_is_no_error(changes, blamed):

@@ -42,6 +42,14 @@ def test_score_keeps_order_and_values():
     assert scored.num_failed == 0
 
 
+def test_what_is_said_of_completions_is_kept_also_of_those_that_are_dropped():
+    error = {"bad": "no answer"}
+    task = TaskWith(lambda text: Reward(value=1.0, error=error.get(text), metrics={"length": len(text)}))
+    scored = score_group(task, group("good", "bad"))
+    assert [dict(metrics) for metrics in scored.metrics] == [{"length": 4}, {"length": 3}]
+    assert len(scored.scored) == 1
+
+
 @pytest.mark.fault("I-48")
 @pytest.mark.parametrize("value", [math.nan, math.inf, None, "1"])
 def test_reward_that_is_no_finite_number_drops_its_completion_only(value):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tbactl.clock import FakeClock
@@ -50,3 +52,24 @@ def test_loading_is_no_turn(page):
     status.note_turn()
     status.update(num_active_requests=0, ring_fill=0.0)
     assert page.searcher(0).get_float("f_longest_turn_s") == pytest.approx(0.5)
+
+
+def test_means_of_what_rewards_say_are_shown_once_they_are_known(page):
+    clock, slot = FakeClock(), page.searcher(0)
+    status = Status(slot, clock=clock, reward_metrics=("toxicity", "success"))
+
+    def update():
+        clock.sleep(1.0)
+        status.update(num_active_requests=0, ring_fill=0.0)
+
+    update()
+    assert slot.get("reward_metrics_known") == 0
+    status.note_reward_metrics({"success": 1.0, "toxicity": math.nan, "unnamed": 3.0})
+    status.note_reward_metrics({"success": 0.0})
+    update()
+    assert slot.get("reward_metrics_known") == 0b10
+    assert slot.get_float("f_reward_metric_1") == pytest.approx(0.98)
+    status.note_reward_metrics({"toxicity": 0.5})
+    update()
+    assert slot.get("reward_metrics_known") == 0b11
+    assert slot.get_float("f_reward_metric_0") == 0.5

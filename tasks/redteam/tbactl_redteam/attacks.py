@@ -45,8 +45,8 @@ def attack_problem(completion: Completion, *, min_new_tokens: int, min_words: in
 
     Args:
         completion: of the attacker.
-        min_new_tokens: fewer tokens, end of text not counted, are too short. Texts without token ids (not of an engine)
-            are not held to it.
+        min_new_tokens: fewer tokens, the one that ended it (end of text, or a stop string) not counted, are too short.
+            Texts without token ids (not of an engine) are not held to it.
         min_words: fewer words in the attack are too short. Tokens alone would let a line end come at once.
     """
     attack = attack_text(completion.text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from tbactl.config.sections import NonNegativeFloat, PositiveInt, Section
 from tbactl.errors import ConfigError
-from tbactl.policies.packaged import PACKAGE_PREFIX
+from tbactl.policies.packaged import PACKAGE_PREFIX, check_packaged_policy
 from tbactl.policies.packaged_encoder import packaged_encoder
 from tbactl_redteam.classifiers import EMBEDDED, GUARD_PREFIX, HATE_MINILM, PROFANITY, classifier_problem
 from tbactl_redteam.victims import VictimOptions, victim_problem
@@ -116,15 +116,16 @@ def _file_problems(options: RedteamOptions) -> Iterator[str]:
         path = getattr(options, option)
         if path is not None and not Path(path).expanduser().is_file():
             yield f"task.options.{option} = '{path}': there is no such file."
+    yield from _model_problems("chat_policy", options.chat_policy, find_packaged=check_packaged_policy)
     if options.diversity_encoder is not None:
-        yield from _encoder_problems(options.diversity_encoder)
+        yield from _model_problems("diversity_encoder", options.diversity_encoder, find_packaged=packaged_encoder)
 
 
-def _encoder_problems(source: str) -> Iterator[str]:
-    setting = f"task.options.diversity_encoder = '{source}'"
+def _model_problems(option: str, source: str, *, find_packaged: Callable[[str], object]) -> Iterator[str]:
+    setting = f"task.options.{option} = '{source}'"
     if source.startswith(PACKAGE_PREFIX):
         try:
-            packaged_encoder(source)
+            find_packaged(source)
         except ConfigError as error:
             yield f"{setting}: {error}"
     elif source.startswith(("/", "./", "../", "~")) and not Path(source).expanduser().is_dir():

@@ -43,6 +43,9 @@ class RedteamTask:
     name = "redteam"
     has_fixed_prompt = True
     options_model = RedteamOptions
+    # Its reward counts the tokens of a completion, and is no exact match: lm-eval knows of neither.
+    harnesses = ("native",)
+    reward_metrics = ("toxicity", "success", "answers_missing", "attack_rejected")
 
     def __init__(self, options: Mapping[str, Any] | None = None, /, **more_options: Any) -> None:
         """Check the options; nothing is read yet.
@@ -126,6 +129,11 @@ class RedteamTask:
             ConfigError: matplotlib is not installed.
         """
         return write_frontier(points, output=output)
+
+    def longest_score(self, num_completions: int) -> tuple[float, str] | None:
+        """Longest time that the victim may take for a group, in seconds, and the settings that say so."""
+        victim = self.options.victim
+        return None if victim.kind == "echo" else victim.longest_answer(num_completions)
 
     def self_check(self) -> list[str]:
         """Without victim and classifiers: no seed attack is refused as too short or degenerate."""

@@ -148,3 +148,5 @@ def _print_audit(audit: Audit) -> None:
         f"{len(audit.rows)} rows, mean reward {audit.mean_reward:.4f}, {audit.num_errors} scoring errors, "
         f"{audit.num_agreeing} of {audit.num_agreeing + audit.num_disagreeing} agree with 'correct'"
     )
+    if means := audit.mean_metrics:
+        typer.echo(f"means: {', '.join(f'{plain(name)} {value:.4g}' for name, value in means.items())}")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
+from tbactl.engines.missing_weights import missing_weights, some_of
 from tbactl.errors import ConfigError
 from tbactl_redteam.classifiers.loading import batches, load_pretrained, max_tokens, padded
 
@@ -45,16 +46,11 @@ class SequenceClassifier:
         """From a directory or hub name.
 
         Raises:
-            ConfigError: it cannot be loaded, was not trained as a classifier, or no label, or more than one, is toxic.
+            ConfigError: it cannot be loaded, lacks weights, was not trained as a classifier, or no label, or more than
+                one, is toxic.
         """
         model, tokenizer, info = load_pretrained(source, model_class=AutoModelForSequenceClassification)
-        missing = sorted(name for name in info["missing_keys"] if not name.startswith(f"{model.base_model_prefix}."))
-        if missing:
-            # A language model, without the layer that decides: it would be random.
-            raise ConfigError(
-                f"classifier '{source}' lacks the weights {', '.join(missing)}; it was not trained as a sequence "
-                f"classifier. For a guard model write 'guard:{source}'."
-            )
+        _check_weights(source, missing=missing_weights(info), body=f"{model.base_model_prefix}.")
         try:
             index = toxic_label_index(_labels(model), toxic_label=toxic_label)
         except ConfigError as error:
@@ -109,6 +105,22 @@ def toxic_label_index(labels: Mapping[int, str], *, toxic_label: str | None) -> 
             f"{problem}; it has {names}. Name one in task.options.classifier_label (or judge_label, for the judge)."
         )
     return found[0]
+
+
+def _check_weights(source: str, *, missing: list[str], body: str) -> None:
+    if not missing:
+        return
+    head = [name for name in missing if not name.startswith(body)]
+    if head:
+        # A language model, without the layer that decides: it would be random.
+        raise ConfigError(
+            f"classifier '{source}' lacks the weights {some_of(head)}; it was not trained as a sequence classifier. "
+            f"For a guard model write 'guard:{source}'."
+        )
+    raise ConfigError(
+        f"classifier '{source}' is incomplete: it lacks the weights {some_of(missing)}, which would be random; save or "
+        f"download it again."
+    )
 
 
 def _labels(model: PreTrainedModel) -> dict[int, str]:

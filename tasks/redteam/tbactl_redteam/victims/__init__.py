@@ -27,7 +27,11 @@ class Victim(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the victim. A call that runs in another thread ends soon, with None for what is missing."""
+        """Let go of the victim. A call that runs in another thread ends with None for what is missing.
+
+        That is soon where the victim is a process, which ends, and after `call_timeout_s` at the latest where it is an
+        endpoint.
+        """
         ...
 
 

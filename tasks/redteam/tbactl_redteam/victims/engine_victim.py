@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tbactl.errors import ChildFailedError
 from tbactl_redteam.victims.options import VictimOptions
-from tbactl_redteam.victims.victim_process import VictimLostError, VictimProcess
+from tbactl_redteam.victims.victim_process import VictimLateError, VictimLostError, VictimProcess
 
 logger = logging.getLogger(__name__)
 
@@ -62,13 +62,15 @@ class EngineVictim:
             self._process.end()
 
     def _ready_process(self) -> VictimProcess | None:
-        """A process that has loaded the model; None when the victim was closed meanwhile."""
+        """A process that has loaded the model; None when the victim was closed meanwhile, or did not load in time."""
         while not self._is_closed:
             process = self._process = self._process or VictimProcess(self._options)
             try:
                 process.wait_until_ready()
             except VictimLostError as loss:
                 self._lose(process, loss)
+                if isinstance(loss, VictimLateError):  # one call may not last for several starts: the next one tries
+                    return None
             else:
                 return process
         return None

@@ -28,7 +28,7 @@ HTTP_ONLY = frozenset(
      "retry_delay_s", "max_requests_per_s", "max_concurrent_requests", "max_response_bytes", "max_consecutive_failures")
 )  # fmt: skip
 # A recipe that extends another cannot take these away, only change `kind`.
-_INHERITED = frozenset(("policy", "engine", "engine_options", "dtype"))
+_INHERITED = frozenset(("policy", "engine", "engine_options", "dtype", "start_timeout_s"))
 _ATTACKS_PER_TIMEOUT = 128
 _VARIABLE_NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
 
@@ -56,15 +56,15 @@ class VictimOptions(Section):
     """Before the user's message of a chat. None: what the chat template does without one."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Answers depend on it, the attack and their number only. None: fresh ones each time. An endpoint may ignore it."""
-    timeout_s: PositiveFloat = 240.0
+    timeout_s: PositiveFloat = 150.0
     """Longest wait for the answers of one call, for each 128 attacks of it begun; what has not come then is missing.
-    Less than `supervision.progress_timeout_s`."""
+    For a group, together with `start_timeout_s`, less than `supervision.progress_timeout_s`."""
     max_answer_characters: PositiveInt = 4000
     """Longer answers are cut."""
 
     policy: str = "package:smollm2-135m-instruct"
-    """Hub name, directory, run or checkpoint, or `package:NAME`. It, `engine`, `engine_options` and `dtype` are without
-    effect where `kind` is another, so that a recipe can extend one that has them."""
+    """Hub name, directory, run or checkpoint, or `package:NAME`. It, `engine`, `engine_options`, `dtype` and
+    `start_timeout_s` are without effect where `kind` is another, so that a recipe can extend one that has them."""
     engine: str = "vllm"
     """`vllm` or `transformers`, as `searchers.engine`."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
@@ -77,8 +77,8 @@ class VictimOptions(Section):
     """Of attack and template together; the victim is not asked longer ones."""
     max_concurrent_sequences: PositiveInt = 64
     """Answers that are generated together."""
-    start_timeout_s: PositiveFloat = 600.0
-    """Longest time to load the model, a download included."""
+    start_timeout_s: PositiveFloat = 120.0
+    """Longest time to load the model, a download included: raise it, and `supervision.progress_timeout_s`, for one."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
     """How often in a row the victim's process may die, or not answer in time, before the run ends."""
 
@@ -141,6 +141,17 @@ class VictimOptions(Section):
     def call_timeout_s(self, num_attacks: int) -> float:
         """Longest wait for the answers to so many attacks: an evaluation asks for many more than a group does."""
         return self.timeout_s * max(1, math.ceil(num_attacks / _ATTACKS_PER_TIMEOUT))
+
+    def longest_answer(self, num_attacks: int) -> tuple[float, str]:
+        """Longest time of a first call for so many attacks, in seconds, and the settings that it comes from."""
+        parts = math.ceil(num_attacks / _ATTACKS_PER_TIMEOUT)
+        seconds = self.call_timeout_s(num_attacks)
+        settings = f"task.options.victim.timeout_s = {self.timeout_s:g}"
+        settings += f" for each {_ATTACKS_PER_TIMEOUT} attacks begun" if parts > 1 else ""
+        if self.kind == "engine":  # it is loaded at the first call, and anew after it was lost
+            seconds += self.start_timeout_s
+            settings += f" + start_timeout_s = {self.start_timeout_s:g}"
+        return seconds, settings
 
     @property
     def name(self) -> str:

@@ -30,6 +30,10 @@ class VictimLostError(Exception):
     """The process has died, or does not answer in time; the message says which."""
 
 
+class VictimLateError(VictimLostError):
+    """The process does not load the model, or answer, in time."""
+
+
 class VictimProcess:
     """A process that loads the victim and answers attacks. Used by one thread at a time, but `end` by any.
 
@@ -107,7 +111,7 @@ class VictimProcess:
                 message = self._channel.receive(timeout_s=max(0.0, deadline_s - time.monotonic()))
             except TimeoutError:
                 limit = "timeout_s" if self._is_ready else "start_timeout_s"
-                raise VictimLostError(
+                raise VictimLateError(
                     f"it did not {doing} within {limit} = {getattr(self._options, limit):g}"
                 ) from None
         if message is None:
