@@ -2,7 +2,8 @@
 
 Runs `tbactl run gsm8k --profile cpu` once for each objective, sync period and seed: same start policy, problems, number
 of optimizer steps and batch. RESULTS keeps one JSON file for each finished run, so that the command can be stopped and
-called again; when all are there it prints the tables, and with `--document` and `--figure` writes them.
+called again, which tries a failed run again; at the end it prints the tables, and with `--document` and `--figure`
+writes them.
 
 What is the same for all, and what is not: SHARED and OWN below.
 """
@@ -130,17 +131,28 @@ def measure(cells: list[Cell], *, results: Path, steps: int) -> Iterator[Outcome
     """The outcome of every cell, from its file or from a run now."""
     results.mkdir(parents=True, exist_ok=True)
     for number, cell in enumerate(cells, start=1):
-        file = results / f"{cell.name}.json"
-        if file.exists():
-            outcome = Outcome(**json.loads(file.read_text(encoding="utf-8")))
-            if outcome.steps != steps:
-                sys.exit(f"{file} holds a run of {outcome.steps} steps, not {steps}: choose another directory.")
-        else:
+        file, settings = results / f"{cell.name}.json", cell.settings(steps=steps)
+        outcome = _kept(file, settings=settings)
+        if outcome is None:
             print(f"[{number}/{len(cells)}] {cell.name} ...", end=" ", flush=True)
             outcome = run(cell, results=results, steps=steps)
-            file.write_text(json.dumps(asdict(outcome), indent=2), encoding="utf-8")
+            if not outcome.problem:
+                document = {"settings": settings, "outcome": asdict(outcome)}
+                file.write_text(json.dumps(document, indent=2), encoding="utf-8")
             print(outcome.problem or f"{outcome.before:.3f} -> {outcome.after:.3f} in {outcome.seconds:.0f} s")
         yield outcome
+
+
+def _kept(file: Path, *, settings: dict[str, Any]) -> Outcome | None:
+    """A finished run; ends the command where it was one with other settings, which may not stand in one table."""
+    if not file.exists():
+        return None
+    document = json.loads(file.read_text(encoding="utf-8"))
+    kept = document.get("settings", {})
+    if kept != settings:
+        changed = sorted(name for name in kept.keys() | settings.keys() if kept.get(name) != settings.get(name))
+        sys.exit(f"{file} holds a run with other settings ({', '.join(changed)}): choose another directory.")
+    return Outcome(**document["outcome"])
 
 
 def run(cell: Cell, *, results: Path, steps: int) -> Outcome:

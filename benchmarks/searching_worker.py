@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.measuring import Stopwatch, serve
 from benchmarks.training_work import COMPLETION_TOKENS, gsm8k_run
 from tbactl.clock import SystemClock
-from tbactl.config.engine import EngineConfig
+from tbactl.config.engine import EngineConfig, parse_options
 from tbactl.config.layout import SHM_ROOT, ProcessConfig
 from tbactl.config.tasks import build_task
 from tbactl.ipc.child import Pulse
@@ -156,24 +156,19 @@ def of_tbactl(config: ProcessConfig) -> Search:
 
 
 def of_vllm(config: ProcessConfig, *, with_logprobs: bool) -> Search:
-    """Only vLLM, in this process too, with as many sequences at a time."""
+    """Only vLLM, in this process too, with the engine's arguments and as many sequences at a time."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams, TokensPrompt
     from vllm.sampling_params import RequestOutputKind
 
+    from tbactl.engines.vllm_engine import VllmOptions, engine_arguments
+
     run = config.run
     engine_config = EngineConfig.from_process(config)
-    llm = LLM(
-        model=str(config.policy_directory),
-        dtype="float32",
-        seed=engine_config.seed,
-        max_model_len=engine_config.max_model_tokens + 1,
-        max_num_seqs=engine_config.max_concurrent_sequences,
-        enforce_eager=True,
-        kv_cache_memory_bytes=2**29,
-        block_size=32,
-        disable_log_stats=True,
-    )
+    options = parse_options(VllmOptions, engine_config.options, engine="vllm")
+    # The searcher's engine has some places more, for the probe of new weights.
+    places: dict[str, Any] = {"max_num_seqs": engine_config.max_concurrent_sequences}
+    llm = LLM(**engine_arguments(engine_config, options) | places)
     tokenizer = llm.get_tokenizer()
     prompts = build_task(run.task.kind, run.task.options).prompts("train", seed=run.seed)
 

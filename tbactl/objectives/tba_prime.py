@@ -75,12 +75,10 @@ class TbaPrime:
         token_losses = torch.where(batch.completion_mask, -gain * advantage[:, None], 0.0)
         lengths = batch.num_prompt_tokens + batch.completion_mask.sum(dim=1)
         losses = token_losses.sum(dim=1) / lengths
-        metrics = {
-            "objective/loss/mean": Metric.of(losses),
-            "objective/clipped/share": Metric.of(
-                log_ratio > math.log(self._options.ratio_cap), where=batch.completion_mask
-            ),
-        }
+        metrics = {"objective/loss/mean": Metric.of(losses)}
+        if self._options.importance_sampling:
+            is_cut = log_ratio > math.log(self._options.ratio_cap)
+            metrics["objective/clipped/share"] = Metric.of(is_cut, where=batch.completion_mask)
         return losses.sum() / batch.num_trajectories_global, metrics | batch_metrics(batch)
 
     @torch.no_grad()

@@ -50,6 +50,9 @@ class CostsSection(Section):
     second)."""
     generate_spread: NonNegativeFloat = 0.3
     """Standard deviation of the time of a group, as a share of its mean."""
+    mean_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Mean time of a group's completions, as a share of its longest one's; 1: all take as long. In mode async others
+    take the places of those that are done, so a group takes 1 / `mean_share` times as long as a completion."""
     fixed_share: Fraction = 0.3
     """Share of a decode step, at full load, that does not depend on how many sequences are in flight. Near 1: memory
     bandwidth limits; near 0: arithmetic does."""

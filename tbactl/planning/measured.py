@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from tbactl.config.derived import batch_trajectories
 from tbactl.config.layout import RunLayout
@@ -98,14 +98,25 @@ def _costs(
         evaluate_s=fmean(evaluations_s) * of_searcher if evaluations_s else None,
         measured_cores=measured_cores,
     )
-    return costs if spread is None else costs.model_copy(update={"generate_spread": spread})
+    if spread is None:
+        return costs
+    return costs.model_copy(update={"generate_spread": spread.of_longest, "mean_share": spread.mean_share})
 
 
-def group_spread(lengths: Sequence[int], *, group_size: int) -> float | None:
-    """Standard deviation / mean of the longest of `group_size` completions: a group takes as long as that one.
+class GroupSpread(NamedTuple):
+    """How the times of a group's completions differ, in tokens."""
 
-    Exact for draws from the given lengths, in tokens: the longest is at most x with probability F(x) ^ group_size. None
-    where there are too few of them.
+    of_longest: float
+    """Standard deviation / mean of the longest one: a group takes as long as that."""
+    mean_share: float
+    """Mean of all / mean of the longest."""
+
+
+def group_spread(lengths: Sequence[int], *, group_size: int) -> GroupSpread | None:
+    """Of groups of `group_size` completions.
+
+    Exact for draws from the given lengths: the longest is at most x with probability F(x) ^ group_size. None where
+    there are too few of them.
     """
     if len(lengths) < MIN_LENGTHS:
         return None
@@ -113,7 +124,11 @@ def group_spread(lengths: Sequence[int], *, group_size: int) -> float | None:
     weights = [((i + 1) / count) ** group_size - (i / count) ** group_size for i in range(count)]
     mean = sum(length * weight for length, weight in zip(ordered, weights, strict=True))
     variance = sum((length - mean) ** 2 * weight for length, weight in zip(ordered, weights, strict=True))
-    return round(variance**0.5 / mean, 3) if mean else None
+    if not mean:
+        return None
+    # Rounding could lead to 0, or above 1.
+    mean_share = min(1.0, max(0.001, round(fmean(lengths) / mean, 3)))
+    return GroupSpread(of_longest=round(variance**0.5 / mean, 3), mean_share=mean_share)
 
 
 def _train_s(step: Metrics) -> float:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from tbactl.config.derived import BYTES_PER_TOKEN, BYTES_PER_TRAJECTORY, batch_trajectories
 from tbactl.config.sections import RunConfig
+
+# Of a group: enough for places to become free one after the other, few enough for a fast simulation.
+NUM_PARTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +19,7 @@ class Costs:
     generate_s: float
     train_s: float
     generate_spread: float = 0.3
+    mean_share: float = 1.0
     fixed_share: float = 0.3
     train_spread: float = 0.1
     score_s: float = 0.0
@@ -65,6 +70,17 @@ class Scenario:
         return min(self.max_steps, self.run.trainer.max_steps)
 
     @property
+    def part_lengths(self) -> tuple[float, ...]:
+        """When each of the equal parts of a group's completions is done, by length; their mean is 1.
+
+        Of a group in mode sync, and where all completions take as long, there is one part.
+        """
+        share = self.costs.mean_share
+        if share == 1.0 or self.run.mode == "sync":
+            return (1.0,)
+        return _lengths_of(share)
+
+    @property
     def group_s(self) -> float:
         """Searcher seconds for one group at full load."""
         return self.run.searchers.num_completions * self.costs.generate_s
@@ -81,3 +97,17 @@ class Scenario:
         tokens = self.prompt_tokens + searchers.num_completions * self.completion_tokens
         group_bytes = BYTES_PER_TOKEN * tokens + BYTES_PER_TRAJECTORY * (searchers.num_completions + 1)
         return max(1, int(searchers.ring_capacity_bytes / group_bytes))
+
+
+def _lengths_of(mean_share: float) -> tuple[float, ...]:
+    """(k / n)^p over their mean, for k = 1 .. n, with the p whose mean is `mean_share` (at least near 1 / n)."""
+    low, high = 0.0, 16.0
+    for _ in range(40):
+        power = (low + high) / 2
+        low, high = (power, high) if fmean(_shape(power)) > mean_share else (low, power)
+    shape = _shape(low)
+    return tuple(length / fmean(shape) for length in shape)
+
+
+def _shape(power: float) -> list[float]:
+    return [((k + 1) / NUM_PARTS) ** power for k in range(NUM_PARTS)]

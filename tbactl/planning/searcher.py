@@ -1,7 +1,8 @@
-"""A simulated searcher: the turns of `tbactl.searcher.loop`, with groups for completions.
+"""A simulated searcher: the turns of `tbactl.searcher.loop`, with parts of groups for completions.
 
-Groups in flight share the engine. Each has a length, and all advance at the same rate, which falls with their number:
-so a heap of where they end on one common scale is enough.
+What is in flight shares the engine. A group is one part, or several of different lengths, and all advance at the same
+rate, which falls with their number: so a heap of where they end on one common scale is enough. As in the loop, groups
+are begun by the completions that are in flight, in mode sync by the groups.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import heapq
 from collections import deque
 from typing import NamedTuple
 
+from tbactl.config.derived import most_open_groups
 from tbactl.planning.processors import NEGLIGIBLE_S, Wait, Worker
 from tbactl.planning.stock import MadeGroup
 from tbactl.planning.world import World
 
 
-class _InFlight(NamedTuple):
+class _Part(NamedTuple):
     end: float
     """On the scale of `SimulatedSearcher._progress`."""
     position: int
+    number: int
+    is_last: bool
     version: int
     start_s: float
 
@@ -40,10 +44,13 @@ class SimulatedSearcher:
         self._scenario = world.scenario
         self._costs = world.scenario.costs
         self._capacity = world.scenario.run.searchers.max_concurrent_groups
+        self._most_open = most_open_groups(world.scenario.run)
+        self._part_lengths = world.scenario.part_lengths
         self._index = index
         self._worker = Worker(world.processors, threads=threads)
         self._next_position = index
-        self._in_flight: list[_InFlight] = []
+        self._in_flight: list[_Part] = []
+        self._num_open = 0
         self._progress = 0.0
         self._num_scoring = 0
         self._scorer_free_s = 0.0
@@ -65,8 +72,13 @@ class SimulatedSearcher:
 
     @property
     def num_in_flight(self) -> int:
-        """Groups in the engine."""
-        return len(self._in_flight)
+        """Groups in the engine, with all their completions or some."""
+        return self._num_open
+
+    @property
+    def load(self) -> float:
+        """Completions in the engine, as whole groups."""
+        return len(self._in_flight) / len(self._part_lengths)
 
     @property
     def backlog(self) -> int:
@@ -111,29 +123,43 @@ class SimulatedSearcher:
         self._idle_since_s = None
 
     def _may_start(self) -> bool:
-        if self.num_in_flight >= self._capacity:
+        if not self._has_room:
             return False
         if self._scenario.run.mode == "sync":
             return not self._is_behind and self._next_position < self._world.granted_groups
         return self.backlog < self._capacity and not (self._costs.barrier and self._is_behind)
 
+    @property
+    def _has_room(self) -> bool:
+        return self._num_open < self._most_open and self.load + 1 <= self._capacity
+
     def _start(self) -> None:
         length = self._world.vary(1.0, spread=self._costs.generate_spread)
-        group = _InFlight(self._progress + length, self._next_position, self.loaded_version, self._env.now)
-        heapq.heappush(self._in_flight, group)
+        last = len(self._part_lengths) - 1
+        for number, share in enumerate(self._part_lengths):
+            end = self._progress + length * share
+            heapq.heappush(
+                self._in_flight,
+                _Part(end, self._next_position, number, number == last, self.loaded_version, self._env.now),
+            )
+        self._num_open += 1
         self._next_position += self._scenario.run.searchers.num_searchers
         self.num_started += 1
 
     @property
     def _rate(self) -> float:
-        """Groups' lengths advanced in a second: 1 / (seconds that a group of mean length takes among so many)."""
-        fixed = self._costs.fixed_share
+        """Completions' lengths advanced in a second: 1 / (seconds that one of mean length takes among so many).
+
+        At full load all together are as fast as was measured, when places were empty too until a whole group fitted.
+        """
         full_s = self._capacity * self._scenario.group_s
-        return self._worker.speed / (full_s * (fixed + (1.0 - fixed) * self.num_in_flight / self._capacity))
+        load = self.load / self._capacity
+        fixed = self._costs.fixed_share if self._has_room else 0.0
+        return self._worker.speed / (full_s * (fixed + (1.0 - fixed) * load))
 
     @property
     def _rest_s(self) -> float:
-        """Until the next group ends."""
+        """Until the next part ends."""
         return (self._in_flight[0].end - self._progress) / self._rate
 
     def _decode(self, seconds: float, *, is_interruptible: bool) -> Wait:
@@ -145,9 +171,12 @@ class SimulatedSearcher:
         self._progress += elapsed_s * rate
         self.in_flight_s += elapsed_s * number
         while self._in_flight and self._in_flight[0].end <= self._progress + NEGLIGIBLE_S:
-            self._finish(heapq.heappop(self._in_flight))
+            part = heapq.heappop(self._in_flight)
+            if part.is_last:
+                self._finish(part)
 
-    def _finish(self, group: _InFlight) -> None:
+    def _finish(self, group: _Part) -> None:
+        self._num_open -= 1
         self.num_finished += 1
         self.latency_s += self._env.now - group.start_s
         num_prompts = self._scenario.num_prompts

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import torch
 from torch.nn import functional
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tbactl.clock import Clock
 from tbactl.config.sections import SftConfig, SftStage
+from tbactl.engines.learning_rates import new_schedule
 from tbactl.sft import checkpoint
 from tbactl.sft.checkpoint import Progress
 from tbactl.sft.examples import IGNORED_LABEL, ExampleSource, ExampleStream, MicroBatch, micro_batches, mixed_texts
@@ -39,7 +40,8 @@ def train(config: SftConfig, *, source: ExampleSource, clock: Clock, resume: boo
 
     Raises:
         CheckpointError: `resume` without a usable checkpoint.
-        ConfigError: the policy to start from cannot be loaded, or `architecture` has an unknown field.
+        ConfigError: the policy to start from cannot be loaded, `architecture` has an unknown field, or a schedule
+            refuses its options.
         TaskError: the task offers no such examples, or all are too long.
     """
     output = config.runs_dir / config.name
@@ -111,12 +113,13 @@ class StageRun:
             weight_decay=self.stage.weight_decay,
             fused=True,
         )
-        self._scheduler = get_scheduler(
+        self._scheduler = new_schedule(
             self.stage.lr_schedule,
             self._optimizer,
-            num_warmup_steps=round(self.stage.warmup_fraction * self.num_steps),
-            num_training_steps=self.num_steps,
-            scheduler_specific_kwargs=self.stage.lr_schedule_options,
+            warmup_steps=round(self.stage.warmup_fraction * self.num_steps),
+            max_steps=self.num_steps,
+            options=self.stage.lr_schedule_options,
+            section=f"stages.{self.stage_index}",
         )
         seed = config.seed + 1_000_003 * (progress.stage + 1)
         self._stream = ExampleStream(

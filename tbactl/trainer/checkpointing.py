@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tbactl.checkpoints.store import CheckpointStore, usable_checkpoint
+from pydantic import ValidationError
+
+from tbactl.checkpoints.manifest import verify
+from tbactl.checkpoints.store import CheckpointStore
 from tbactl.checkpoints.trainer_state import TrainerState, read_trainer_state, write_trainer_state
 from tbactl.config.layout import CheckpointLayout, ProcessConfig
 from tbactl.config.resume import fixed_differences
+from tbactl.config.sections import RunConfig
 from tbactl.config.settings import dotted
 from tbactl.config.toml_lines import KeyPath
 from tbactl.errors import CheckpointError, TbactlError
@@ -166,12 +170,16 @@ def new_state(config: ProcessConfig) -> TrainerState:
 
 
 def find_checkpoint(config: ProcessConfig) -> Path | None:
-    """The checkpoint to resume from: the one asked for or, when it is damaged, the newest good one before it.
+    """The checkpoint to resume from, that the supervisor has chosen: searchers go on from it too, so no other will do.
 
     Raises:
-        CheckpointError: there is none that can be used.
+        CheckpointError: it has been damaged since.
     """
-    return None if config.resume_checkpoint is None else usable_checkpoint(config.resume_checkpoint)
+    if config.resume_checkpoint is None:
+        return None
+    checkpoint = config.resume_checkpoint.resolve()
+    verify(checkpoint)
+    return checkpoint
 
 
 def restore_state(
@@ -196,11 +204,20 @@ def restore_state(
 
 def _check_settings(written: dict[str, Any], now: dict[str, Any], *, checkpoint: Path) -> None:
     """Refuse a checkpoint that somebody copied here from another run: its optimizer, prompts and streams are others."""
+    written = _completed(written)
     differences = [path for path in fixed_differences(written, now) if path not in (("name",), ("runs_dir",))]
     if differences:
         listing = "; ".join(f"{dotted(path)} was {_at(written, path)}, is {_at(now, path)}" for path in differences[:5])
         more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
         raise CheckpointError(f"{checkpoint} was written by a run with other settings: {listing}{more}.")
+
+
+def _completed(written: dict[str, Any]) -> dict[str, Any]:
+    """Written settings, those that did not exist then at their defaults; as they are where this tbactl refuses them."""
+    try:
+        return RunConfig.model_validate(written).model_dump(mode="json")
+    except ValidationError:
+        return written
 
 
 def _at(settings: Any, path: KeyPath) -> str:

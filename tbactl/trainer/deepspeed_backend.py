@@ -27,10 +27,10 @@ from deepspeed.runtime.fp16.loss_scaler import LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address, tensor_fragment
 from torch import Tensor
-from transformers import get_scheduler
 
 from tbactl.checkpoints.consolidate import SHARDS
 from tbactl.config.sections import RunConfig
+from tbactl.engines.learning_rates import new_schedule
 from tbactl.errors import CheckpointError, TbactlError
 from tbactl.trainer.collate import MicroBatch
 from tbactl.trainer.scoring import ScoringModel
@@ -83,12 +83,13 @@ class DeepSpeedBackend:
             eps=ADAM_EPSILON,
             weight_decay=trainer.weight_decay,
         )
-        schedule = get_scheduler(
+        schedule = new_schedule(
             trainer.lr_schedule,
             optimizer,
-            num_warmup_steps=trainer.warmup_steps,
-            num_training_steps=trainer.max_steps,
-            scheduler_specific_kwargs=dict(trainer.lr_schedule_options),
+            warmup_steps=trainer.warmup_steps,
+            max_steps=trainer.max_steps,
+            options=trainer.lr_schedule_options,
+            section="trainer",
         )
         deepspeed.init_distributed(dist_init_required=False, verbose=False)
         # Untyped: DeepSpeed's annotations do not cover what it accepts and returns.

@@ -29,7 +29,8 @@ class LogZHead(torch.nn.Module):
     """log Z(x) = w . (mean of the prompt's last hidden states) + b, in nats; arXiv 2405.18540 for red-teaming.
 
     The hidden states are taken as they are, without gradient: log Z follows the policy and does not move it, so that
-    what the policy learns is the balance of trajectories and nothing else. Weights begin at zero: the first log Z is
+    what the policy learns is the balance of trajectories and nothing else. The code of that paper differs: its head is
+    not detached, and its gradient reaches the policy through the prompt. Weights begin at zero: the first log Z is
     the same for every prompt. Training belongs to it, the policy does not hold it: it is in checkpoints, and neither
     in exports nor in what searchers get.
 

@@ -26,6 +26,8 @@ COARSE_TOLERANCE = 0.1
 # Of gradients: norm of the difference, as a share of the norm.
 GRADIENT_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 COARSE_GRADIENT_TOLERANCE = 0.3
+# What configurations call a window, besides `sliding_window`.
+OTHER_WINDOWS = ("window_size", "attention_window", "attention_window_size", "attention_chunk_size")
 
 
 def check_scoring(model: ScoringModel) -> str | None:
@@ -51,7 +53,7 @@ def check_scoring(model: ScoringModel) -> str | None:
             f"scale), which tbactl does not support yet; choose another model."
         )
     if _has_special_attention(model.policy):
-        return "the model has layers with a sliding window, or without attention"
+        return "the model has layers with a sliding window (or attention in chunks), or without attention"
     if model.policy.is_gradient_checkpointing:  # by transformers' switch; see recompute.py
         return "gradient checkpointing takes keys and values away from the layers of this architecture"
     try:
@@ -124,9 +126,16 @@ def _has_special_attention(policy: PreTrainedModel) -> bool:
     """Windows and recurrent layers, which a small batch does not show."""
     config = policy.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    return kinds != {"full_attention"} or bool(
-        getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    )
+    has_sliding_window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    return kinds != {"full_attention"} or bool(has_sliding_window) or _has_window_by_another_name(policy)
+
+
+def _has_window_by_another_name(policy: PreTrainedModel) -> bool:
+    """Where a model cuts its window out by place in the row, filler behind a short prompt takes part of it."""
+    layers = getattr(policy.config, "attention_layers", None)
+    if isinstance(layers, list | tuple):  # GPT-Neo, which has a window size even where no layer uses it
+        return "local" in layers
+    return any(getattr(policy.config, name, None) for name in OTHER_WINDOWS)
 
 
 def _random_groups(*, vocabulary: int) -> list[TrajectoryGroup]:

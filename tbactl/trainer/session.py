@@ -11,6 +11,7 @@ from tbactl.checkpoints.store import CheckpointStore
 from tbactl.checkpoints.trainer_state import TrainerState
 from tbactl.clock import Clock, SystemClock
 from tbactl.config.layout import CheckpointLayout, ProcessConfig
+from tbactl.config.tasks import reward_metrics
 from tbactl.errors import ChildFailedError, TbactlError
 from tbactl.ipc.child import Pulse, bind_to_cores
 from tbactl.ipc.control_page import ControlPage, ProcessState, TrainerPhase
@@ -132,6 +133,7 @@ def lead(config: ProcessConfig, *, learner: Learner, page: ControlPage, pulse: P
                 buffer=buffer,
                 state=state,
                 clock=clock,
+                reward_metrics=reward_metrics(run.task.kind),
             ),
             checkpointing=checkpointing,
             board=board,

@@ -47,6 +47,10 @@ CASES = [
     override("set-zero-timeout", "supervision.heartbeat_timeout_s=0", "must be greater than 0"),
     override("set-restarts-beyond-reason", "supervision.max_restarts=1000", "must be at most 30"),
     override("set-temperature-zero", "searchers.temperature=0", "searchers.temperature = 0"),
+    override(
+        "set-stop-string-empty", "'searchers.stop_strings=[\"\"]'", "searchers.stop_strings.0", "must not be empty"
+    ),
+    override("set-stop-string-number", "searchers.stop_strings=[3]", "searchers.stop_strings.0 = 3: must be a string"),
     override("set-beta-negative", "objective.beta=-1", "objective.beta"),
     override("set-fraction-beyond-one", "replay.on_policy_fraction=1.01", "must be at most 1"),
     case("command-unknown", "trian", USAGE, "No such command 'trian'", "tbactl --help"),
@@ -76,6 +80,8 @@ CASES = [
     case("chaos-no-faults", "chaos --faults 0", USAGE, "'0' must be at least 1"),
     case("chaos-bound-too-small", "chaos --bound 0.1", USAGE, "'0.1' must be at least 1"),
     case("chaos-bound-nan", "chaos --faults 1 --bound nan", USAGE, "nan"),
+    case("chaos-notice-bound-zero", "chaos --faults 1 --notice-bound 0", USAGE, "must be at least 0.1"),
+    case("chaos-keep-without-output", "chaos --faults 1 --keep", USAGE, "--keep", "name it with --output DIR"),
     case("chaos-unknown-kind", "chaos --kinds kil", CONFIG, "there is no kind 'kil'", "choose of"),
     case("chaos-unknown-phase", "chaos --phases sleeping", CONFIG, "there is no phase 'sleeping'", "choose of"),
     case("chaos-output-exists", "chaos --faults 1 --output d", CONFIG, "exists already", files={"d/x": ""}),

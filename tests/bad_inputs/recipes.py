@@ -180,6 +180,12 @@ OTHER_COMMANDS = [
         files={"r.toml": SFT.replace("worked", "workd")},
         may_write=("runs",),
     ),
+    recipe(
+        "sft-schedule-option-of-another-type",
+        SFT + "lr_schedule_options = { num_cycles = 'two' }\n",
+        'stages.0.lr_schedule_options.num_cycles = "two": must be a number',
+        command="sft r.toml",
+    ),
     recipe("sft-schedule-unknown", SFT + 'lr_schedule = "cosinus"\n', "cosinus", command="sft r.toml"),
     case(
         "sft-of-task-without-examples",

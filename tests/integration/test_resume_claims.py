@@ -73,6 +73,7 @@ def test_async_resume_after_a_kill_loses_no_prompt_and_repeats_none_but_claims_i
         assert done and not done & set(after), "what had arrived is not done again"
         own = [prompt for prompt in prompts if prompt in set(before) | set(after)]
         missing = set(prompts[: prompts.index(own[-1])]) - set(own)
-        # Four are generated at a time (searchers.max_concurrent_groups), some more wait for rewards.
+        # At most eight are open (twice searchers.max_concurrent_groups), and three more wait for rewards when another
+        # is begun.
         assert len(missing) <= 12, "only what was in flight at the end is missing"
         assert len(set(before) & set(after) & set(prompts)) <= 12, "only claims in flight are done again"

@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
+from tbactl.checkpoints.store import usable_checkpoint
 from tbactl.config.layout import CheckpointLayout
 from tbactl.errors import CheckpointError
 from tbactl.ipc.control_page import ControlPage, ProcessState, RunState
+from tbactl.supervision.run_directory import latest_checkpoint
 from tests.support.scripted_run import ScriptedRun, trainer_state
 from tests.support.trainer_groups import make_config
 
@@ -63,12 +65,14 @@ def test_resume_from_a_checkpoint_of_a_run_with_other_settings_is_refused_and_na
 
 @pytest.mark.fault("I-59")
 def test_resume_damaged_newest_checkpoint_falls_back_and_forgets_it(tmp_path, caplog):
+    """The supervisor falls back, and the trainer goes on from what it was given."""
     first = ScriptedRun(tmp_path / "first")
     first.run()
     CheckpointLayout(first.checkpoint(6)).trainer_state.write_text("damaged")
     second = ScriptedRun(tmp_path / "second")
+    chosen = usable_checkpoint(latest_checkpoint(first.config.layout))
     resumed = second.config.model_copy(
-        update={"resume_checkpoint": first.config.layout.latest_checkpoint, "run_directory": first.config.run_directory}
+        update={"resume_checkpoint": chosen, "run_directory": first.config.run_directory}
     )
     second.config = resumed
     second.run()
@@ -76,3 +80,12 @@ def test_resume_damaged_newest_checkpoint_falls_back_and_forgets_it(tmp_path, ca
     assert "step_000004 is used instead" in caplog.text
     assert second.word("policy_version") == 6
     assert trainer_state(second.checkpoint(6))["policy_version"] == 6
+
+
+def test_resume_never_goes_on_from_another_checkpoint_than_the_searchers(tmp_path):
+    first = ScriptedRun(tmp_path / "first")
+    first.run()
+    second = ScriptedRun(tmp_path / "second", resume=first.checkpoint(6))
+    CheckpointLayout(first.checkpoint(6)).trainer_state.write_text("damaged")
+    with pytest.raises(CheckpointError, match="step_000006"):
+        second.run()

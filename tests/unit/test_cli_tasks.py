@@ -15,7 +15,10 @@ class ContainsAnswer:
 
     def score(self, prompt, completions):
         gold = prompt.facts["answer"]
-        return [Reward(value=float(gold in c.text), reason=f"looked for {gold}") for c in completions]
+        return [
+            Reward(value=float(gold in c.text), reason=f"looked for {gold}", metrics={"length": float(len(c.text))})
+            for c in completions
+        ]
 
 
 def write_rows(path, *rows):
@@ -38,6 +41,8 @@ def test_audit_gives_rewards_with_reasons_and_totals(tmp_path):
     assert audit.rows[1].reason == "looked for 72"
     assert (audit.num_agreeing, audit.num_disagreeing, audit.num_errors) == (1, 1, 0)
     assert audit.mean_reward == pytest.approx(2 / 3)
+    lengths = [len(row.completion) for row in audit.rows]
+    assert audit.mean_metrics == audit.as_document()["mean_metrics"] == {"length": pytest.approx(sum(lengths) / 3)}
 
 
 def test_scoring_error_never_agrees_with_correct(tmp_path):

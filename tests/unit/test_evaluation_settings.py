@@ -6,8 +6,10 @@ import pytest
 
 from tbactl.config.evaluation import EvaluationConfig
 from tbactl.config.sections import TaskSection
+from tbactl.engines.stop_strings import with_stop_strings
 from tbactl.errors import ConfigError
 from tbactl.evaluation.evaluate import as_long_as_needed, evaluate, fitted, task_options
+from tbactl.types import Completion, SamplingParams
 
 FAKE = TaskSection(kind="fake")
 
@@ -54,9 +56,40 @@ def test_task_options_take_what_the_evaluation_says(tmp_path):
     assert options == {"difficulty": "all", "num_samples": 4, "temperature": 0.5, "max_new_tokens": 512}
 
 
+def test_temperature_zero_is_taken_where_it_is_asked_for():
+    redteam = TaskSection(kind="redteam")
+    assert task_options(config(task=redteam, temperature=0.0))["temperature"] == 0.0
+    assert "temperature" not in task_options(config(task=redteam)), "the task's own default is another"
+
+
 def test_task_options_refuses_what_the_task_cannot_do():
     with pytest.raises(ConfigError, match="num_samples = 4"):
         task_options(config(num_samples=4))
+
+
+def test_completions_of_an_evaluation_end_at_its_stop_strings(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    asked, limits = [], []
+
+    def answer(engine, prompts, num_completions, sampling, **limit):
+        asked.append(sampling)
+        limits.append(limit["max_prompt_tokens"])
+        failed = Completion(token_ids=(), logprobs=(), text="", finish_reason="abort")
+        return [[failed] * num_completions for _ in prompts]
+
+    monkeypatch.setattr("tbactl.evaluation.evaluate.generate", answer)
+    monkeypatch.setattr("tbactl.testing.fake_engine.FakePolicy.initial", lambda directory: None)
+    for stop_strings in ((), ("\n",)):
+        evaluate(config(checkpoint=str(tmp_path), engine="fake", limit=2, stop_strings=stop_strings))
+        assert asked.pop().stop_strings == stop_strings
+    assert limits == [512, 512], "longer prompts are refused as they are in training"
+
+
+def test_stop_strings_that_a_task_asks_for_are_its_own():
+    asked = SamplingParams(max_new_tokens=3, stop_strings=("Q:",))
+    assert with_stop_strings(asked, ("\n",)) is asked
+    assert with_stop_strings(SamplingParams(max_new_tokens=3), ("\n",)).stop_strings == ("\n",)
 
 
 def test_evaluate_with_an_unknown_task_names_those_that_are_installed():

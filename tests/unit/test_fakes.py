@@ -153,6 +153,30 @@ def test_nucleus_and_minimum_length_hold(tmp_path: Path):
     assert min(len(c.token_ids) for c in completions) == 3
 
 
+def test_stop_string_ends_a_completion_and_is_part_of_it(tmp_path: Path):
+    sampling = SamplingParams(max_new_tokens=40, min_new_tokens=2, stop_strings=("a", "ef", "fe"))
+    completions = complete(make_engine(tmp_path), 200, sampling=sampling)
+    ends = Counter(c.text[-1] for c in completions if c.finish_reason == "stop" and c.token_ids[-1] != EOS)
+    assert set(ends) == {"a", "e", "f"}
+    for completion in completions:
+        late = completion.text[2:]
+        assert len(completion.token_ids) > 2 and "a" not in late[:-1]
+        # A string of two letters may begin in the second token, but not end there.
+        assert not {"ef", "fe"} & {completion.text[i - 1 : i + 1] for i in range(2, len(completion.text) - 1)}
+        assert len(completion.logprobs) == len(completion.token_ids)
+        assert completion.text == decode_tokens(completion.token_ids)
+        assert completion.finish_reason == "stop" or len(completion.token_ids) == 40
+
+
+def test_stop_string_in_the_last_token_allowed_is_a_stop(tmp_path: Path):
+    logits = np.full(VOCABULARY, -50.0, dtype=np.float32)
+    logits[1] = 0.0
+    FakePolicy(logits).save(tmp_path / "model.safetensors")
+    sampling = SamplingParams(max_new_tokens=3, min_new_tokens=2, stop_strings=("a",))
+    (completion,) = complete(make_engine(tmp_path), 1, sampling=sampling)
+    assert (completion.text, completion.finish_reason) == ("aaa", "stop")
+
+
 def test_sampling_follows_the_distribution(tmp_path: Path):
     logits = np.full(VOCABULARY, -20.0, dtype=np.float32)
     logits[[1, 2]] = np.log([0.75, 0.25])
@@ -324,6 +348,15 @@ def test_fault_strikes_at_its_place_and_only_once(tmp_path: Path):
     second = FaultInjector(faults)
     for _ in range(5):
         second.reach("update")
+
+
+def test_starving_engine_turns_and_finishes_nothing(tmp_path: Path):
+    engine = make_engine(tmp_path, faults=[{"kind": "starve", "after": 1}])
+    sampling = SamplingParams(max_new_tokens=1)
+    engine.submit(GenerationRequest(request_id="first", prompt_token_ids=(1,), sampling=sampling))
+    assert len(engine.step()) == 1
+    engine.submit(GenerationRequest(request_id="second", prompt_token_ids=(1,), sampling=sampling))
+    assert [engine.step() for _ in range(50)] == [[]] * 50 and engine.num_unfinished == 1
 
 
 def test_fake_task_passes_the_conformance_suite():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from tbactl.config.loading import load_recipe
 from tbactl.config.sections import ObjectiveSection
 from tbactl.objectives.schedules import beta_at, target_at, target_metrics
 
@@ -32,6 +33,14 @@ def test_beta_without_a_final_value_is_constant() -> None:
 
 def test_beta_over_zero_steps_has_its_final_value_at_once() -> None:
     assert beta_at(ObjectiveSection(beta=0.05, beta_final=0.01), step=0) == 0.01
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"), [(0, 1.0), (31, 0.769921875), (32, 0.05), (33, 0.05), (127, 0.05), (128, 0.05)]
+)
+def test_beta_of_the_papers_tldr_runs_leaves_its_line_for_the_final_value(step: int, expected: float) -> None:
+    objective = load_recipe("tldr", profile="gpu").run_config.objective
+    assert beta_at(objective, step=step) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.fault("R-06")

@@ -47,6 +47,12 @@ def test_importance_sampling_off_is_the_plain_policy_gradient() -> None:
     assert gradient(batch, importance_sampling=False).tolist() == pytest.approx([2.5 / 8, 3.5 / 8])
 
 
+def test_share_of_cut_ratios_is_left_out_where_no_ratio_is_used() -> None:
+    batch = one_token_batch(policy=[-1.0, -1.0], behavior=[-9.0, -1.0], rewards=[1.0, 0.0], group_index=[0, 0])
+    assert reduce_metrics([TbaPrime()(batch)[1]])["objective/clipped/share"] == 0.5
+    assert "objective/clipped/share" not in TbaPrime(importance_sampling=False)(batch)[1]
+
+
 @pytest.mark.parametrize("rewards", [[1.0, 0.0], [0.0, 1.0]])
 def test_token_above_the_cap_has_no_gradient_whatever_its_advantage(rewards: list[float]) -> None:
     log_cap = math.log(8.0)
@@ -136,6 +142,7 @@ def test_float32_agrees_with_float64() -> None:
         ({"ratio_cap": 0.5}, r"objective\.options\.ratio_cap = 0\.5 .* must be at least 1"),
         ({"kl_clamp": 0.0}, r"objective\.options\.kl_clamp = 0\.0 .* must be greater than 0"),
         ({"rato_cap": 8.0}, r"did you mean 'ratio_cap'\?"),
+        ({"importance_sampling": False, "ratio_cap": 8.0}, "ratio_cap has no effect with importance_sampling = false"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, float], message: str) -> None:

@@ -138,9 +138,9 @@ def test_evaluation_that_was_not_measured_takes_as_long_as_generating_it():
 
 
 def test_spread_of_a_group_is_that_of_its_longest_completion():
-    assert group_spread([7] * 30, group_size=4) == 0.0
+    assert group_spread([7] * 30, group_size=4) == (0.0, 1.0)
     # The longest of two out of {1, 2}: 1 with probability 1/4. Mean 1.75, standard deviation sqrt(3) / 4.
-    assert group_spread([1, 2] * 20, group_size=2) == pytest.approx(3**0.5 / 4 / 1.75, abs=1e-3)
+    assert group_spread([1, 2] * 20, group_size=2) == pytest.approx((3**0.5 / 4 / 1.75, 1.5 / 1.75), abs=1e-3)
     assert group_spread([1, 2, 3], group_size=2) is None
 
 
@@ -191,6 +191,14 @@ def test_completion_with_another_line_separator_is_one_line(tmp_path):
     line = json.dumps({"completion": "a\u2028b\x85c", "num_tokens": 3}, ensure_ascii=False) + "\n"
     RunLayout(directory).trajectories.write_text(line * 30, encoding="utf-8")
     assert measured_hardware(directory).costs.generate_spread == 0.0
+
+
+def test_run_says_how_much_longer_a_group_takes_than_its_completions(tmp_path):
+    directory = make_run(tmp_path, steps(5))
+    lines = [json.dumps({"num_tokens": length}) + "\n" for length in [1, 2] * 20]
+    RunLayout(directory).trajectories.write_text("".join(lines), encoding="utf-8")
+    # The longest of four out of {1, 2}: 1 with probability 1/16.
+    assert measured_hardware(directory).costs.mean_share == pytest.approx(1.5 / (2 - 1 / 16), abs=1e-3)
 
 
 def test_steps_done_again_after_a_resume_count_once(tmp_path):

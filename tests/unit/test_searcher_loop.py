@@ -3,12 +3,15 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tbactl.clock import FakeClock
 from tbactl.errors import ChildFailedError, TaskError
 from tbactl.ipc.control_page import ProcessState, RunState
+from tbactl.protocols import FinishedRequest
 from tbactl.searcher.evaluation import MARKER
 from tbactl.testing.fake_policy import FakePolicy
 from tbactl.testing.fake_task import FakeTask
@@ -56,6 +59,69 @@ def test_searcher_writes_whole_groups_of_consecutive_prompts(make):
     assert len(set(uids)) == len(uids)
 
 
+# Every eighth token ends a completion: lengths differ much.
+UNEVEN = FakePolicy(np.array([1.3, *[0.0] * 26], dtype=np.float32))
+
+
+class Places:
+    """What is in flight at each step of the engine of a searcher with 2 groups of 3 completions at a time."""
+
+    def __init__(self, searcher: SearcherHarness) -> None:
+        self._searcher = searcher
+        self._step = searcher.engine.step
+        self._done: dict[str, int] = {}
+        self.num_open: list[int] = []
+        self.num_busy: list[int] = []
+        self.is_held_up: list[bool] = []
+        searcher.engine.step = self.step
+
+    def step(self) -> list[FinishedRequest]:
+        """In place of the engine's own."""
+        num_finished = sum(number == 3 for number in self._done.values())
+        self.num_open.append(self._searcher.slot.get("num_prompts_started") - num_finished)
+        self.num_busy.append(self._searcher.engine.num_unfinished)
+        self.is_held_up.append(self._searcher.scorer.num_pending + self._searcher.outbox.num_waiting >= 2)
+        finished = self._step()
+        for request in finished:
+            position = request.request_id.split("-")[0]
+            self._done[position] = self._done.get(position, 0) + 1
+        return finished
+
+
+def test_groups_are_begun_as_soon_as_their_completions_have_places(make):
+    searcher = make(settings=with_searchers(max_new_tokens=60))
+    searcher.publish(1, policy=UNEVEN)
+    places = Places(searcher)
+    groups = searcher.groups_after(40)
+    assert len({group.prompt_id for group in groups}) == len(groups) and max(places.num_busy) <= 6
+    assert 2 < max(places.num_open) <= 4
+    for busy, num_open, is_held_up in zip(places.num_busy, places.num_open, places.is_held_up, strict=True):
+        assert busy + 3 > 6 or num_open == 4 or is_held_up
+
+
+def test_mode_sync_begins_a_group_where_a_whole_one_was(make):
+    searcher = make(settings=with_searchers(SYNC, max_new_tokens=60))
+    searcher.publish(1, policy=UNEVEN)
+    places = Places(searcher)
+    searcher.trainer.set(granted_groups=20)
+    searcher.groups_after(20)
+    assert max(places.num_open) == 2
+    assert any(busy + 3 <= 6 and num_open == 2 for busy, num_open in zip(places.num_busy, places.num_open, strict=True))
+
+
+def test_groups_that_wait_for_their_last_completion_are_bounded(make):
+    searcher = make(settings=with_searchers(num_completions=6))
+    step, last = searcher.engine.step, []
+    searcher.engine.step = lambda: [
+        request for request in step() if not request.request_id.endswith("-0") or last.append(request)
+    ]
+    searcher.turns(60)
+    # Their last completions take 4 of 12 places: the others would be enough for one more.
+    assert searcher.slot.get("num_prompts_started") == 4 and len(last) == 4 and searcher.groups() == []
+    searcher.engine.step = lambda: [*step(), *(last.pop() for _ in range(len(last)))]
+    assert {len(group.trajectories) for group in searcher.groups_after(6)} == {6}
+
+
 @pytest.mark.fault("I-05")
 def test_failed_requests_cost_their_completion_only(make):
     searcher = make(settings=with_searchers(num_completions=4, engine_options={"fail_every": 5}))
@@ -68,6 +134,47 @@ def test_when_everything_fails_the_searcher_gives_up_with_the_reason(make):
     searcher = make(settings=with_searchers(engine_options={"fail_every": 1}))
     with pytest.raises(ChildFailedError, match="the engine failed"):
         searcher.turns(MAX_TURNS)
+
+
+def turns_until_it_fails(searcher: SearcherHarness, clock: FakeClock) -> None:
+    for _ in range(MAX_TURNS):
+        searcher.turns(1)
+        clock.sleep(0.1)
+
+
+SHORT = {"supervision": {"progress_timeout_s": 5.0}}
+
+
+@pytest.mark.fault("I-16")
+def test_engine_that_turns_and_finishes_nothing_ends_the_searcher(make):
+    clock = FakeClock()
+    options = {"faults": [{"kind": "starve"}]}
+    searcher = make(settings=with_searchers(SHORT, engine_options=options, max_prompt_tokens=32), clock=clock)
+    with pytest.raises(ChildFailedError, match="the engine has 6 open requests, and has finished none for"):
+        turns_until_it_fails(searcher, clock)
+    assert 2 * (32 + 8) < searcher.slot.get("progress_count") < 100
+
+
+@pytest.mark.fault("I-16")
+def test_engine_that_has_lost_its_requests_ends_the_searcher(make):
+    clock = FakeClock()
+    searcher = make(settings=with_searchers(SHORT), clock=clock)
+    searcher.turns(1)
+    searcher.engine._waiting.clear()
+    searcher.engine._running.clear()
+    assert searcher.engine.num_unfinished == 0
+    with pytest.raises(ChildFailedError, match=r"the engine has \d open requests, and has finished none for"):
+        turns_until_it_fails(searcher, clock)
+
+
+def test_searcher_without_open_requests_may_wait_for_long(make):
+    clock = FakeClock()
+    searcher = make(settings=SYNC | with_searchers(SHORT, max_prompt_tokens=32), clock=clock)
+    for _ in range(1000):  # no group is granted
+        searcher.turns(1)
+        clock.sleep(0.1)
+    searcher.trainer.set(granted_groups=2)
+    assert len(searcher.groups_after(2)) == 2
 
 
 def test_broken_task_ends_the_searcher(make):
@@ -123,6 +230,19 @@ def test_sampling_temperature_follows_the_loaded_version(make):
         submitted.clear()
         searcher.groups_after(12)  # more than can be under way, so new ones were begun
         assert set(submitted) == {expected}
+
+
+def test_completions_of_training_and_evaluation_end_at_the_same_strings(make):
+    searcher = make(settings=with_searchers(EVALUATION, stop_strings=["b"], max_new_tokens=40))
+    submitted = []
+    submit = searcher.engine.submit
+    searcher.engine.submit = lambda request: (submitted.append(request), submit(request))
+    groups = searcher.groups_after(6)
+    assert {request.sampling.stop_strings for request in submitted} == {("b",)}
+    assert any(request.request_id.startswith("evaluation-0") for request in submitted)
+    completions = [trajectory.completion for group in groups for trajectory in group.trajectories]
+    assert any(completion.text.endswith("b") for completion in completions)
+    assert all("b" not in completion.text[:-1] for completion in completions)
 
 
 @pytest.mark.fault("I-18")
@@ -202,6 +322,23 @@ def test_sync_mode_two_searchers_share_the_grant(make):
     groups = [searcher.groups_after(count) for searcher, count in zip(both, (3, 2), strict=True)]
     assert [len(own) for own in groups] == [3, 2]
     assert len({group.prompt_id for own in groups for group in own}) == 5
+
+
+def test_evaluation_leaves_prompts_unanswered_that_training_would_skip(make):
+    class LongOnes(FakeTask):
+        def prompts(self, split, *, seed):
+            for prompt in super().prompts(split, seed=seed):
+                yield prompt if split == "train" else replace(prompt, text="x" * 40)
+
+        def evaluate(self, generate, *, limit, seed, policy_version):
+            prompts = self.evaluation_prompts(limit=limit, seed=seed)
+            self.answers = generate(prompts, 1, SamplingParams(max_new_tokens=4))
+            return super().evaluate(generate, limit=limit, seed=seed, policy_version=policy_version)
+
+    task = LongOnes(num_prompts=50)
+    searcher = make(settings=with_searchers(EVALUATION, max_prompt_tokens=39, max_new_tokens=30), held_out_task=task)
+    searcher.turns(1)
+    assert {completion.finish_reason for row in task.answers for completion in row} == {"abort"}
 
 
 def test_evaluation_comes_first_and_is_recorded_with_its_version(make):

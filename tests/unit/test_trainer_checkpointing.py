@@ -13,13 +13,14 @@ import pytest
 from tbactl.checkpoints.manifest import verify
 from tbactl.checkpoints.store import CheckpointStore
 from tbactl.checkpoints.trainer_state import TrainerState, read_trainer_state
-from tbactl.config.layout import RunLayout
+from tbactl.config.layout import CheckpointLayout, RunLayout
+from tbactl.config.sections import ReplaySection
 from tbactl.errors import CapacityError, CheckpointError, TbactlError
 from tbactl.ipc.control_page import TrainerPhase
 from tbactl.replay.buffer import ReplayBuffer
 from tbactl.replay.snapshot import rng_state_to_json
 from tbactl.testing.fake_learner import FakeLearner
-from tbactl.trainer.checkpointing import Checkpointing
+from tbactl.trainer.checkpointing import Checkpointing, restore_state
 from tests.support.scripted_run import SYNC_MODE, ScriptedRun
 from tests.support.trainer_groups import make_config
 
@@ -154,6 +155,47 @@ def wait_for(link):
     while not link.exists():
         assert time.monotonic() < until_s
         time.sleep(0.01)
+
+
+# From older versions -------------------------------------------------------------------------------------------------
+
+
+def written_before(checkpoint, *, unknown_then=(), gone_since=()):
+    """A checkpoint as a tbactl would have written it that lacked some of today's settings, or had others."""
+    path = CheckpointLayout(checkpoint).trainer_state
+    document = json.loads(path.read_bytes())
+    for section, name in unknown_then:
+        del document["settings"][section][name]
+    for section, name in gone_since:
+        document["settings"][section][name] = 3
+    path.write_text(json.dumps(document))
+
+
+@pytest.fixture(scope="module")
+def ended_run(tmp_path_factory):
+    run = ScriptedRun(tmp_path_factory.mktemp("ended"))
+    run.run()
+    return run
+
+
+def test_checkpoint_from_before_a_setting_existed_is_resumed_with_its_default(ended_run):
+    written_before(ended_run.checkpoint(2), unknown_then=[("replay", "eviction"), ("trainer", "adam_betas")])
+    state, buffer = restore_state(ended_run.checkpoint(2), ended_run.config)
+    assert state.policy_version == 2 and len(buffer) > 0
+    assert state.settings == ended_run.config.run.model_dump(mode="json")
+
+
+def test_checkpoint_from_before_a_setting_existed_is_refused_where_the_run_has_another_value(ended_run):
+    written_before(ended_run.checkpoint(4), unknown_then=[("replay", "capacity")])
+    default = ReplaySection().capacity
+    with pytest.raises(CheckpointError, match=rf"other settings: replay\.capacity was {default}, is 400\.$"):
+        restore_state(ended_run.checkpoint(4), ended_run.config)
+
+
+def test_checkpoint_with_a_setting_that_is_no_more_is_refused_and_names_it(ended_run):
+    written_before(ended_run.checkpoint(6), gone_since=[("replay", "forgetfulness")])
+    with pytest.raises(CheckpointError, match=r"other settings: replay\.forgetfulness was 3, is null\.$"):
+        restore_state(ended_run.checkpoint(6), ended_run.config)
 
 
 # In the loop ---------------------------------------------------------------------------------------------------------

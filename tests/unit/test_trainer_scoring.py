@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, LlamaModel
+from transformers import AutoModelForCausalLM, GPTNeoConfig, LlamaForCausalLM, LlamaModel
 
 from tbactl.errors import ConfigError
 from tbactl.trainer.collate import collate
@@ -66,6 +66,51 @@ def test_check_scoring_model_that_caps_its_logits_is_refused(policy):
 def test_check_scoring_sliding_window_keeps_padded_rows(policy):
     policy.config.sliding_window = 4096
     assert "sliding window" in (check_scoring(scoring_model(policy)) or "")
+
+
+def gpt_neo(*, window, kind="local"):
+    torch.manual_seed(0)
+    config = GPTNeoConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_heads=2,
+        num_layers=2,
+        attention_types=[[["global", kind], 1]],
+        window_size=window,
+        max_position_embeddings=64,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+
+
+@pytest.mark.parametrize("window", [4, 16])  # within the check's small batch, and beyond it
+def test_check_scoring_window_of_gpt_neo_keeps_padded_rows(window):
+    assert "sliding window" in (check_scoring(scoring_model(gpt_neo(window=window))) or "")
+
+
+def test_check_scoring_gpt_neo_without_local_layers_shares_prompts():
+    assert check_scoring(scoring_model(gpt_neo(window=4, kind="global"))) is None
+
+
+@pytest.mark.parametrize("name", ["window_size", "attention_window", "attention_window_size", "attention_chunk_size"])
+def test_check_scoring_window_of_any_name_keeps_padded_rows(policy, name):
+    setattr(policy.config, name, 4096)
+    assert "sliding window" in (check_scoring(scoring_model(policy)) or "")
+    setattr(policy.config, name, None)
+    assert check_scoring(scoring_model(policy)) is None
+
+
+def test_shared_prompt_beside_a_longer_one_would_be_cut_by_gpt_neos_window():
+    """What the refusal is for: whole sequences fit into the window, and yet the filler pushes the prompt out of it."""
+    model = scoring_model(gpt_neo(window=16))
+    groups = [
+        make_group(prompt_tokens=tokens, completion_tokens=[4, 2], seed=tokens, vocabulary=50) for tokens in (3, 24)
+    ]
+    plain, shared = (model(collate(groups, shares_prompt=is_shared)) for is_shared in (False, True))
+    assert (plain - shared)[:2].abs().max() > 1e-4
+    alone = model(collate(groups[:1], shares_prompt=True))
+    torch.testing.assert_close(alone, plain[:2, : alone.shape[1]], atol=1e-9, rtol=0)
 
 
 def test_check_scoring_model_that_refuses_the_cache_keeps_padded_rows(policy):

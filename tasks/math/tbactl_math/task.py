@@ -62,6 +62,7 @@ class MathTask:
 
     name = "math"
     options_model = MathOptions
+    reward_metrics = ("has_answer", "num_characters", "is_symbolic", "is_exhausted")
 
     def __init__(self, options: Mapping[str, Any] | None = None, /, **more_options: Any) -> None:
         """Check the options; nothing is read yet.
