@@ -316,7 +316,11 @@ def test_reference_with_another_tokenizer_is_refused():
 
 
 def test_every_metric_is_described_and_documented():
-    result, _ = evaluate([completion("text")] * 3, gold=lambda p, t: [0.0, 1.0], reference=FakeReference())
+    result, _ = evaluate(
+        [completion("text")] * 3,
+        gold=lambda prompts, texts: [float(len(text)) for text in texts],
+        reference=FakeReference(),
+    )
     assert set(result.metrics) == set(METRIC_DESCRIPTIONS)
     document = (Path(__file__).parents[2] / "docs" / "preference.md").read_text()
     assert [name for name in METRIC_DESCRIPTIONS if f"`{name}`" not in document] == []
