@@ -38,6 +38,7 @@ resume-check: $(RUNTIME)
 
 # The short forms of all speed benchmarks. Quietly: what else the machine does shows. docs/performance.md
 bench: $(DEV)
+	$(BIN)/python -m benchmarks.matmul --short
 	$(BIN)/python -m benchmarks.trainer_speed --short
 	$(BIN)/python -m benchmarks.searcher_speed --short
 	$(BIN)/python -m benchmarks.memory --short

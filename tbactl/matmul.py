@@ -65,7 +65,7 @@ def _is_right() -> bool:
     left, right = (torch.randn(shape, generator=generator) for shape in ((67, 129), (129, 35)))
     bias = torch.randn(35, generator=generator)
     try:
-        found = _product(left, right, bias)
+        found = onednn_product(left, right, bias)
     except RuntimeError as error:
         logger.warning("matrix products: torch's own, since oneDNN refuses (%s)", error)
         return False
@@ -75,7 +75,8 @@ def _is_right() -> bool:
     return False
 
 
-def _product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+def onednn_product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    """Left @ right + bias of float32 matrices, whatever their strides."""
     return torch.ops.mkldnn._linear_pointwise(left, right.t(), bias, "none", [], "")
 
 
@@ -87,7 +88,7 @@ def _is_worth_it(left: Tensor, right: Tensor) -> bool:
 
 def _mm(left: Tensor, right: Tensor) -> Tensor:
     if _is_worth_it(left, right):
-        return _product(left, right, None)
+        return onednn_product(left, right, None)
     # The variant with `out` is an operator of its own, and torch's still.
     return torch.mm(left, right, out=left.new_empty(left.shape[0], right.shape[1]))
 
@@ -95,6 +96,6 @@ def _mm(left: Tensor, right: Tensor) -> Tensor:
 def _addmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     is_plain = beta == alpha == 1 and bias.dim() == 1 and bias.dtype == torch.float32
     if is_plain and bias.shape[0] == right.shape[1] and bias.is_contiguous() and _is_worth_it(left, right):
-        return _product(left, right, bias)
+        return onednn_product(left, right, bias)
     out = left.new_empty(left.shape[0], right.shape[1])
     return torch.addmm(bias, left, right, beta=beta, alpha=alpha, out=out)

@@ -21,13 +21,13 @@ pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise
 def computed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
     """The kernels installed, whatever the processor; shapes of the products that oneDNN computed."""
     shapes: list[tuple[int, ...]] = []
-    product = matmul._product
+    product = matmul.onednn_product
 
     def noted(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         shapes.append((*left.shape, right.shape[1]))
         return product(left, right, bias)
 
-    monkeypatch.setattr(matmul, "_product", noted)
+    monkeypatch.setattr(matmul, "onednn_product", noted)
     with _scoped_library("aten", "IMPL") as library:
         matmul._install(library)
         yield shapes
@@ -122,7 +122,7 @@ def test_only_processors_that_mkl_uses_half_of_are_helped(
 
 
 def test_a_wrong_product_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    monkeypatch.setattr(matmul, "_product", lambda left, right, bias: left @ right)
+    monkeypatch.setattr(matmul, "onednn_product", lambda left, right, bias: left @ right)
     assert not matmul._is_right()
     assert "differ" in caplog.text
 
@@ -131,6 +131,6 @@ def test_a_refused_product_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: 
     def refuse(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(matmul, "_product", refuse)
+    monkeypatch.setattr(matmul, "onednn_product", refuse)
     assert not matmul._is_right()
     assert "no such kernel" in caplog.text
