@@ -34,8 +34,8 @@ class EvaluationConfig(Section):
     """Of sampling, and of endless splits."""
     num_samples: PositiveInt = 1
     """Completions for each prompt: 1 is greedy accuracy at temperature 0, more give avg@k and pass@k."""
-    temperature: NonNegativeFloat = 0.0
-    """Sampling temperature; 0 is greedy."""
+    temperature: NonNegativeFloat | None = None
+    """Sampling temperature; 0 is greedy. None: the task's own, which is greedy for the single sample of `math`."""
     max_prompt_tokens: PositiveInt = 512
     """Longer prompts count as wrong, and are counted."""
     max_new_tokens: PositiveInt = 512

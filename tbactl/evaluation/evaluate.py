@@ -96,8 +96,7 @@ def task_options(config: EvaluationConfig) -> dict[str, Any]:
     asked: dict[str, Any] = {
         "data": None if config.data is None else str(config.data),
         "num_samples": config.num_samples,
-        # 0 may be asked for; the default is for tasks that have no temperature of their own.
-        "temperature": config.temperature if "temperature" in config.model_fields_set else None,
+        "temperature": config.temperature,
         "max_new_tokens": config.max_new_tokens,
     }
     model = getattr(registry.load("tbactl.tasks", config.task.kind), "options_model", None)

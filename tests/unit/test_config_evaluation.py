@@ -25,7 +25,7 @@ def test_evaluation_of_a_hub_name_uses_defaults():
     assert (config.checkpoint, config.num_samples, config.temperature, config.harness) == (
         "some/model",
         1,
-        0.0,
+        None,
         "native",
     )
 

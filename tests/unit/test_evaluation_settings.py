@@ -6,6 +6,7 @@ import pytest
 
 from tbactl.config.evaluation import EvaluationConfig
 from tbactl.config.sections import TaskSection
+from tbactl.config.tasks import build_task
 from tbactl.engines.stop_strings import with_stop_strings
 from tbactl.errors import ConfigError
 from tbactl.evaluation.evaluate import as_long_as_needed, evaluate, fitted, task_options
@@ -60,6 +61,12 @@ def test_temperature_zero_is_taken_where_it_is_asked_for():
     redteam = TaskSection(kind="redteam")
     assert task_options(config(task=redteam, temperature=0.0))["temperature"] == 0.0
     assert "temperature" not in task_options(config(task=redteam)), "the task's own default is another"
+    read_back = EvaluationConfig.model_validate_json(config(task=redteam).model_dump_json())
+    assert "temperature" not in task_options(read_back), "nobody has asked for one"
+
+
+def test_math_is_greedy_at_temperature_zero_as_without_one():
+    build_task("math", task_options(config(task=TaskSection(kind="math"), temperature=0.0)))
 
 
 def test_task_options_refuses_what_the_task_cannot_do():

@@ -46,7 +46,7 @@ class MathOptions(BaseModel):
     """Completions of an evaluation are cut here."""
     num_samples: Annotated[int, Field(ge=1, le=1024)] = 1
     """Sampled completions for each prompt of an evaluation, for avg@k and pass@k; 1: greedy accuracy only."""
-    temperature: Annotated[float, Field(gt=0.0, le=10.0)] = 0.7
+    temperature: Annotated[float, Field(ge=0.0, le=10.0)] = 0.7
     """Of those samples."""
 
 
