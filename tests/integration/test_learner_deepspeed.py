@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.resume_digest import PARTS, digests
 from tbactl.checkpoints.consolidate import consolidate
+from tbactl.config.tasks import reward_metrics
 from tbactl.errors import CheckpointError, ConfigError
 from tbactl.ipc.codec import encode
 from tbactl.ipc.control_page import RunState
@@ -47,6 +48,8 @@ OF_OTHER_OBJECTIVES = {
     "objective/reference_temperature/value",
     "objective/target_temperature/value",
 }
+TASKS = ("math", "preference", "redteam")
+OF_TASKS = {f"searcher/reward_{name}/mean" for task in TASKS for name in reward_metrics(task)}
 TEMPERATURE = 0.7
 
 
@@ -405,7 +408,7 @@ def test_sync_run_resumes_bit_for_bit(tmp_path, policy):
     assert {part: ours[part] for part in PARTS[:-1]} == {part: theirs[part] for part in PARTS[:-1]}
     expected = {line["step"]: line["metrics"] for line in whole.metrics()}
     emitted = {name for metrics in expected.values() for name in metrics}
-    assert emitted | IN_ASYNC_MODE | OF_OTHER_OBJECTIVES == documented_metrics()
+    assert emitted | IN_ASYNC_MODE | OF_OTHER_OBJECTIVES | OF_TASKS == documented_metrics()
     for line in second.metrics():
         for name in ("objective/loss/mean", "trainer/learning_rate/value", "trainer/grad_norm/value"):
             assert line["metrics"][name] == expected[line["step"]][name], (line["step"], name)
