@@ -45,7 +45,7 @@ bench: $(DEV)
 	$(BIN)/python -m benchmarks.ipc --short
 	$(BIN)/python -m benchmarks.start --short
 	$(BIN)/python -m benchmarks.replay --sizes 10000 --no-peer --results runs/bench/replay.json
-	$(BIN)/python -m benchmarks.time_to_accuracy runs/bench/time-to-accuracy --seeds 0 --budget-minutes 0.5 --num-prompts 128
+	$(BIN)/python -m benchmarks.time_to_accuracy runs/bench/time-to-accuracy-$$(git describe --always --dirty) --seeds 0 --budget-minutes 0.5 --num-prompts 128
 
 gsm8k: $(RUNTIME)
 	$(BIN)/tbactl run gsm8k

@@ -41,6 +41,8 @@ class Outcome:
     num_steps: int = 0
     points: Sequence[Point] = ()
     problem: str = ""
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    """Where it was measured, as `measuring.machine` has it; empty: it does not say."""
 
     @property
     def terms(self) -> dict[str, Any]:

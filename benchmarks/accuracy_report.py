@@ -15,7 +15,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from benchmarks.accuracy_curves import PEER, Axis, Outcome, median_and_range, median_curve, ratios, reached
-from benchmarks.measuring import machine, target
+from benchmarks.measuring import shown_machine, target
 
 NAMES: Mapping[str, str] = {
     "async": "`tbactl run gsm8k`",
@@ -31,10 +31,9 @@ UNITS: Mapping[Axis, str] = {"time_s": "seconds of training", "generated_tokens"
 
 
 def document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Everything, as plain data."""
+    """Everything, as plain data; each outcome says where it was measured."""
     found = {axis: {share: reached(outcomes, axis=axis, share=share) for share in SHARES} for axis in UNITS}
     return {
-        "machine": machine(*PACKAGES),
         "targets": targets(outcomes),
         "needs": [
             {"axis": axis, "share": share, **asdict(each)}
@@ -72,11 +71,19 @@ def targets(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 
 def tables(outcomes: Sequence[Outcome]) -> str:
-    """Markdown: where each contestant ended, and what it needed to TRL's levels; medians over seeds, and ranges."""
+    """Markdown: where each contestant ended, and what it needed to TRL's levels; medians over seeds, and ranges.
+
+    Then the targets, what failed, and where each run was measured.
+    """
     parts = [_ends(outcomes)]
     parts += [_needs(outcomes, axis=axis) for axis in UNITS]
     parts += [_judged(found) for found in targets(outcomes)]
     parts += [f"{o.contestant}, seed {o.seed}, did not finish: {o.problem}" for o in outcomes if o.problem]
+    parts += [
+        f"{o.contestant}, seed {o.seed}, was measured on: {shown_machine(o.machine)}"
+        for o in outcomes
+        if o.machine and not o.problem
+    ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -108,7 +115,8 @@ def _needs(outcomes: Sequence[Outcome], *, axis: Axis) -> str:
         return ""
     form = {"time_s": ".1f", "generated_tokens": ",.0f"}[axis]
     heads = [
-        f"{share:.0%} of TRL's gain: {_cell(next(iter(column.values())).levels, '.3f')}"
+        # Others may lack seeds that TRL has.
+        f"{share:.0%} of TRL's gain: {_cell(column[PEER].levels, '.3f')}"
         for share, column in zip(SHARES, columns, strict=True)
     ]
     rows = [f"| {UNITS[axis]} to | {' | '.join(heads)} |", "|---" * (1 + len(SHARES)) + "|"]
@@ -143,12 +151,15 @@ def draw(outcomes: Sequence[Outcome], file: Path) -> None:
     for axes, axis in zip(panels, UNITS, strict=True):
         for contestant in dict.fromkeys(outcome.contestant for outcome in outcomes):
             done = [o for o in outcomes if o.contestant == contestant and not o.problem]
+            if not done:
+                continue
             _draw_contestant(
                 axes, done, axis=axis, colour=COLOURS[contestant], label=NAMES[contestant].replace("`", "")
             )
         axes.set(xlabel=UNITS[axis], xlim=(0, None), ylim=(0, 1))
     panels[0].set(ylabel="held-out accuracy, greedy")
-    panels[0].legend(loc="lower right", frameon=False)
+    if panels[0].lines:
+        panels[0].legend(loc="lower right", frameon=False)
     panels[1].xaxis.set_major_formatter(lambda value, _: f"{value / 1000:,.0f}k")
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, metadata={"Date": None})

@@ -6,7 +6,8 @@
 *Channels*: one process writes, one reads; payloads/s from the first to the last, in turns. `bytes`: 4 KiB each;
 `groups`: whole trajectory groups that become some 4 KiB, objects at both ends (tbactl: codec and ring;
 multiprocessing.Queue pickles). tbactl's ring checks every payload and outlives both ends, the others do not.
-iceoryx2 is measured in `.venv-iceoryx2`, made of benchmarks/requirements-iceoryx2.txt at the first run.
+iceoryx2 is measured in `.venv-iceoryx2`, made of benchmarks/requirements-iceoryx2.txt at the first run; where that
+cannot be made, for it is downloaded, iceoryx2 is left out.
 
 *Weight sync*: policies of several sizes, 1 to 4 searchers. The trainer's pause is what it takes the learner to export
 its weights to shared memory, hash them and score the probe; the searchers' is mapping, copying, hashing and checking
@@ -52,10 +53,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path("runs/bench"), help="of results and of the short run")
     arguments = parser.parse_args()
     repetitions = 3 if arguments.short else 7
-    channels: dict[str, Channel] = {"ring, bytes": through_ring, "multiprocessing.Queue, bytes": through_queue}
-    if not arguments.no_peer:
-        channels["iceoryx2, bytes"] = partial(through_iceoryx2, python=peer_python("iceoryx2", size="some 4 MB"))
-    channels |= {"ring, groups": groups_through_ring, "multiprocessing.Queue, groups": groups_through_queue}
+    channels = contestants(has_peer=not arguments.no_peer)
     speeds = {name: [] for name in channels}
     for number in range(repetitions):
         for name, channel in channels.items():
@@ -63,9 +61,11 @@ def main() -> None:
             count = 20_000 if arguments.short else 100_000  # of the fastest, some 20 ms: less shows the scheduler
             speeds[name].append((count - 1) / channel(count))
     syncs = measure_syncs(is_short=arguments.short)
-    share = pause_share(short_run(arguments.directory)["steps"], period=SYNC_PERIOD)
+    run = short_run(arguments.directory)
+    share = pause_share(run["steps"], period=SYNC_PERIOD)
     results = {
         "machine": machine("torch", "transformers", "deepspeed", "safetensors", "xxhash", "msgspec"),
+        "kept": {"short-run-0": run["machine"]},
         "channels": {name: spread(values) for name, values in speeds.items()},
         "ring_over_queue": {
             kind: ratios(speeds[f"ring, {kind}"], speeds[f"multiprocessing.Queue, {kind}"])
@@ -93,6 +93,15 @@ def main() -> None:
         sync_table(syncs),
         file=arguments.directory / "ipc.json",
     )
+
+
+def contestants(*, has_peer: bool) -> dict[str, Channel]:
+    """All channels, by name; iceoryx2 where it is wanted and can be had."""
+    channels: dict[str, Channel] = {"ring, bytes": through_ring, "multiprocessing.Queue, bytes": through_queue}
+    python = peer_python("iceoryx2", size="some 4 MB") if has_peer else None
+    if python is not None:
+        channels["iceoryx2, bytes"] = partial(through_iceoryx2, python=python)
+    return channels | {"ring, groups": groups_through_ring, "multiprocessing.Queue, groups": groups_through_queue}
 
 
 def through_ring(count: int) -> float:

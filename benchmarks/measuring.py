@@ -7,6 +7,7 @@ the machine does meets all of them alike, and none has the libraries of another 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import platform
@@ -43,14 +44,51 @@ def num_cores() -> int:
 
 
 def machine(*packages: str) -> dict[str, Any]:
-    """Where it was measured, and with which versions of `packages`; None: not installed."""
+    """Where it is measured, with which versions of `packages` (None: not installed), and of which commit."""
     return {
         "processor": _processor(),
         "cores": num_cores(),
         "python": platform.python_version(),
         "load_average": round(os.getloadavg()[0], 2),
         "versions": {package: _version(package) for package in ("tbactl", *packages)},
+        "commit": commit(),
     }
+
+
+def commit(directory: Path = ROOT) -> str | None:
+    """Of the repository that a directory is in; with a digest of what was changed since; None: there is none."""
+    described = _git("describe", "--always", "--dirty", "--abbrev=12", directory=directory)
+    if described is None:
+        return None
+    name = described.decode().strip()
+    if not name.endswith("-dirty"):
+        return name
+    return f"{name}-{hashlib.sha256(_git('diff', 'HEAD', directory=directory) or b'').hexdigest()[:8]}"
+
+
+def _git(*arguments: str, directory: Path) -> bytes | None:
+    try:
+        return subprocess.run(
+            ["git", "-C", str(directory), *arguments],
+            check=True,
+            capture_output=True,
+            # Only looks: it does not get in the way of another git.
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def differences(kept: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Between two `machine()`s, as a reader wants them named; "": none. The load is what a result may differ in."""
+    was, here = _flat(kept), _flat(now)
+    names = [name for name in dict.fromkeys((*was, *here)) if was.get(name) != here.get(name)]
+    return ", ".join(f"{name} {was.get(name) or 'none'} (now {here.get(name) or 'none'})" for name in names)
+
+
+def _flat(where: Mapping[str, Any]) -> dict[str, Any]:
+    apart = ("load_average", "versions")
+    return {name: value for name, value in where.items() if name not in apart} | dict(where.get("versions", {}))
 
 
 def _processor() -> str:
@@ -115,7 +153,7 @@ def table_of(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) 
 
 
 def report(results: Mapping[str, Any], *tables: Table, file: Path) -> None:
-    """Print tables, targets and the machine; write everything as JSON."""
+    """Print tables, targets and the machine, and that of every result in `kept`; write everything as JSON."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     for table in tables:
@@ -126,10 +164,18 @@ def report(results: Mapping[str, Any], *tables: Table, file: Path) -> None:
     ]
     if rows:
         console.print(table_of("targets", ("", "measured", "bound", ""), rows))
-    where = results["machine"]
-    versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items() if number)
-    console.print(f"{where['processor']}, {where['cores']} cores, load {where['load_average']}; {versions}")
+    if "machine" in results:
+        console.print(shown_machine(results["machine"]))
+    for name, where in results.get("kept", {}).items():
+        console.print(f"{name} was measured on: {shown_machine(where)}")
     console.print(f"written: {file}")
+
+
+def shown_machine(where: Mapping[str, Any]) -> str:
+    """One line: processor, cores, load, versions, commit."""
+    versions = [f"{name} {number}" for name, number in where["versions"].items() if number]
+    known = [*versions, f"commit {where['commit']}"] if where["commit"] else versions
+    return f"{where['processor']}, {where['cores']} cores, load {where['load_average']}; {', '.join(known)}"
 
 
 class Stopwatch:

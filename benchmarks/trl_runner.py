@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--difficulty", default="easy", help="of the problems")
     parser.add_argument("--budget-s", type=float, required=True)
     parser.add_argument("--save-at", type=float, nargs="*", default=[])
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], type=key_and_value, metavar="KEY=VALUE")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     overrides = [f"seed={arguments.seed}", f'task.options.difficulty="{arguments.difficulty}"']
@@ -63,16 +63,27 @@ def main() -> None:
         output=arguments.output,
         budget_s=arguments.budget_s,
         save_at=arguments.save_at,
-        settings=SETTINGS | dict(_setting(override) for override in arguments.overrides),
+        settings=SETTINGS | {name: _value(text) for name, text in arguments.overrides},
     )
 
 
-def _setting(override: str) -> tuple[str, Any]:
-    name, _, value = override.partition("=")
+def key_and_value(text: str) -> tuple[str, str]:
+    """`KEY=VALUE`, as an option of the command line takes it, in two.
+
+    Raises:
+        ArgumentTypeError: it is not of that form.
+    """
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"'{text}' is not KEY=VALUE: give for example learning_rate=1e-4")
+    return name, value
+
+
+def _value(text: str) -> Any:
     try:
-        return name, json.loads(value)
+        return json.loads(text)
     except ValueError:
-        return name, value
+        return text
 
 
 def train(run: RunConfig, *, output: Path, budget_s: float, save_at: Sequence[float], settings: dict[str, Any]) -> None:

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from tbactl.planning.memory import GIB, Memory
+from tbactl.config.derived import searchers_here
+from tbactl.planning.memory import BRIDGE_BYTES, GIB, Memory
 from tbactl.planning.scenario import Scenario
 from tbactl.planning.sweep import Plan, PlannedPoint
 
@@ -21,6 +22,7 @@ def plan_document(plan: Plan, *, currency: str) -> dict[str, Any]:
     memory = plan.memory
     return {
         "best_num_searchers": plan.best,
+        "searchers_are_elsewhere": not searchers_here(plan.scenario.run),
         "costs": dataclasses.asdict(plan.scenario.costs),
         "currency": currency,
         "points": [
@@ -57,16 +59,22 @@ def basis_lines(scenario: Scenario) -> Iterator[str]:
         f"sync every {run.sync.period} in {costs.publish_s:.3g} s"
     )
     cores = f"{scenario.cores} cores shared by all processes" if scenario.cores else "a device for each process"
+    if not searchers_here(run):
+        cores = f"{scenario.cores} cores for the trainer" if scenario.cores else "a device for each trainer rank"
+        cores += "; searchers are on other machines (Ray), as fast as measured there or given"
     yield f"  machine    {cores}"
     if costs.estimated:
         yield f"  rough      {', '.join(costs.estimated)}: estimated from peaks, right within a factor of two at best"
 
 
-def memory_lines(memory: Memory) -> Iterator[str]:
+def memory_lines(memory: Memory, *, are_searchers_here: bool) -> Iterator[str]:
     """One line a kind of process."""
     for name, parts in (("trainer", memory.trainer), ("searcher", memory.searcher)):
         shown = ", ".join(f"{part} {size / GIB:.2f}" for part, size in parts.items())
-        yield f"  {name:<10} {sum(parts.values()) / GIB:.2f} GiB: {shown}"
+        where = "" if are_searchers_here or name == "trainer" else " on its own machine"
+        yield f"  {name:<10} {sum(parts.values()) / GIB:.2f} GiB{where}: {shown}"
+    if not are_searchers_here:
+        yield f"  bridge     {BRIDGE_BYTES / GIB:.2f} GiB, one for each searcher on this machine"
     yield f"  /dev/shm   {memory.shared / GIB:.2f} GiB"
 
 

@@ -203,7 +203,8 @@ class RayPeer:
             kind = ConfigError if is_first else ChildFailedError
             raise kind(
                 f"searchers.ray_address = '{address}': {_first_line(error)} This machine must be a node of the "
-                f"cluster: `ray start --head --num-cpus=0` here, `ray start --address=THIS_HOST:6379` on the others."
+                f"cluster: `ray start --head --num-cpus=0 --num-gpus=0` here, `ray start --address=THIS_HOST:6379` on "
+                f"the others."
             ) from None
 
     def _new_station(self) -> Any:

@@ -13,6 +13,9 @@ RING_SAFETY_FACTOR = 2
 WEIGHT_VERSIONS_HELD = 3
 # Open groups of a searcher in mode async, over searchers.max_concurrent_groups.
 OPEN_GROUPS_FACTOR = 2
+# Places in vLLM for the sequences of a probe beside a full load: a check must not wait for a completion to end.
+PROBE_SEQUENCES = 8
+MIN_KV_CACHE_BYTES, MAX_KV_CACHE_BYTES = 64 * 2**20, 8 * 2**30
 
 
 def batch_trajectories(config: RunConfig) -> int:
@@ -70,6 +73,25 @@ def shared_memory_bytes(config: RunConfig, *, policy_bytes: int) -> int:
     """What the run needs in /dev/shm: N * ring_capacity_bytes + weight_copies * policy_bytes."""
     rings = config.searchers.num_searchers * config.searchers.ring_capacity_bytes
     return rings + weight_copies(config) * policy_bytes
+
+
+def searchers_here(config: RunConfig) -> int:
+    """Searchers that share this machine with the trainer: all, or none where Ray places them."""
+    return 0 if config.searchers.launcher == "ray" else config.searchers.num_searchers
+
+
+def kv_token_bytes(*, num_layers: int, num_key_value_heads: int, head_size: int, dtype: str) -> int:
+    """Keys and values of one token in all layers: 2 * layers * heads * head size * bytes of the type."""
+    return 2 * num_layers * num_key_value_heads * head_size * (4 if dtype == "float32" else 2)
+
+
+def cpu_kv_cache_bytes(*, token_bytes: int, max_concurrent_sequences: int, max_model_tokens: int) -> int:
+    """What vLLM is given on a CPU: all sequences and 8 of a probe at full length, from 64 MiB to 8 GiB.
+
+    That is token_bytes * (max_concurrent_sequences + 8) * (max_model_tokens + 1) within these bounds.
+    """
+    needed = token_bytes * (max_concurrent_sequences + PROBE_SEQUENCES) * (max_model_tokens + 1)
+    return min(max(needed, MIN_KV_CACHE_BYTES), MAX_KV_CACHE_BYTES)
 
 
 def freshest_staleness(config: RunConfig) -> int:

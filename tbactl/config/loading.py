@@ -114,7 +114,8 @@ def load_recipe(
     if problems or config is None:
         raise ConfigError(*problems)
     if isinstance(config, RunConfig):
-        warnings = [located(problem, recipe.settings) for rule in rules.WARNINGS for problem in rule(config)]
+        found = rules.run_warnings(config, profile=choice.profile)
+        warnings = [located(problem, recipe.settings) for problem in found]
     if isinstance(config, RewardConfig):
         warnings = [located(problem, recipe.settings) for problem in reward_warnings(config)]
     return LoadedRecipe(

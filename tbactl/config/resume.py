@@ -72,7 +72,7 @@ def load_resumed(run_directory: Path, *, overrides: Sequence[str] = ()) -> Loade
         profile=record.profile,
         profile_reason="of the run that is resumed",
         sources=(resolved,),
-        warnings=tuple(located(problem, settings) for rule in rules.WARNINGS for problem in rule(config)),
+        warnings=tuple(located(problem, settings) for problem in rules.run_warnings(config, profile=record.profile)),
     )
 
 

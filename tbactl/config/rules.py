@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from tbactl.config import replay_rules
 from tbactl.config.derived import largest_group_bytes, shared_group_tokens, smallest_ring_bytes
+from tbactl.config.hardware import Profile
 from tbactl.config.objectives import OPTION_MODELS
 from tbactl.config.problems import Problem, setting_problem
 from tbactl.config.schedules import schedule_problems
@@ -369,6 +370,29 @@ WARNINGS: tuple[Rule, ...] = (
     steps_without_a_final_value,
     settings_without_effect,
 )
+
+
+def run_warnings(config: RunConfig, *, profile: Profile) -> Iterator[Problem]:
+    """All of WARNINGS, and what only shows beside the profile."""
+    for rule in WARNINGS:
+        yield from rule(config)
+    yield from ray_hides_the_gpus(config, profile=profile)
+
+
+def ray_hides_the_gpus(config: RunConfig, *, profile: Profile) -> Iterator[Problem]:
+    """Ray gives a searcher the devices it asks for: by default none. vLLM for CUDA does not even start then."""
+    searchers = config.searchers
+    needs_one = searchers.launcher == "ray" and searchers.engine != "fake" and profile == "gpu"
+    if not needs_one or "GPU" in searchers.ray_resources:
+        return
+    asked = "".join(f"{name} = {amount:g}, " for name, amount in searchers.ray_resources.items())
+    yield setting_problem(
+        config,
+        "searchers.ray_resources",
+        f"asks for no GPU, so searchers see none of their node's, and engine '{searchers.engine}' with settings of "
+        f"profile gpu hardly runs without: set searchers.ray_resources = {{{asked}GPU = 1}}; where the nodes have "
+        f"no GPU, --profile cpu.",
+    )
 
 
 def sft_problems(config: SftConfig) -> Iterator[Problem]:

@@ -34,6 +34,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
+from tbactl.config.derived import PROBE_SEQUENCES, cpu_kv_cache_bytes, kv_token_bytes
 from tbactl.config.engine import EngineConfig, parse_options
 from tbactl.config.sections import PositiveInt, Section
 from tbactl.engines.policy_files import load_model_config, parameter_shapes
@@ -45,10 +46,7 @@ from tbactl.weight_sync.published import held_file
 from tbactl.weight_sync.weights_file import check_shapes, mapped_weights
 
 _BACKEND = "tbactl-mapped-file"
-# Room for the sequences of a probe beside a full load: a check must not wait for a completion to end.
-_EXTRA_SEQUENCES = 8
 _CPU_BATCHED_TOKENS = 2048
-_MIN_KV_CACHE_BYTES, _MAX_KV_CACHE_BYTES = 64 * 2**20, 8 * 2**30
 
 
 class VllmOptions(Section):
@@ -227,10 +225,10 @@ def engine_arguments(config: EngineConfig, options: VllmOptions) -> dict[str, An
     """What vLLM is told."""
     is_cpu = current_platform.is_cpu()
     model_config = load_model_config(config)
-    max_num_seqs = config.max_concurrent_sequences + _EXTRA_SEQUENCES
+    max_num_seqs = config.max_concurrent_sequences + PROBE_SEQUENCES
     kv_cache_bytes = options.kv_cache_bytes
     if kv_cache_bytes is None and is_cpu:
-        kv_cache_bytes = _kv_cache_bytes(model_config, config, num_sequences=max_num_seqs)
+        kv_cache_bytes = _kv_cache_bytes(model_config, config)
     arguments = {
         "model": str(config.policy_directory),
         "dtype": config.dtype,
@@ -258,15 +256,21 @@ def engine_arguments(config: EngineConfig, options: VllmOptions) -> dict[str, An
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _kv_cache_bytes(model_config: Any, config: EngineConfig, *, num_sequences: int) -> int:
+def _kv_cache_bytes(model_config: Any, config: EngineConfig) -> int:
     """Keys and values of all sequences at full length, within bounds."""
     num_heads = model_config.num_attention_heads
     head_size = getattr(model_config, "head_dim", None) or model_config.hidden_size // num_heads
-    num_kv_heads = getattr(model_config, "num_key_value_heads", None) or num_heads
-    element_bytes = 4 if config.dtype == "float32" else 2
-    token_bytes = 2 * model_config.num_hidden_layers * num_kv_heads * head_size * element_bytes
-    needed = token_bytes * num_sequences * (config.max_model_tokens + 1)
-    return min(max(needed, _MIN_KV_CACHE_BYTES), _MAX_KV_CACHE_BYTES)
+    token_bytes = kv_token_bytes(
+        num_layers=model_config.num_hidden_layers,
+        num_key_value_heads=getattr(model_config, "num_key_value_heads", None) or num_heads,
+        head_size=head_size,
+        dtype=config.dtype,
+    )
+    return cpu_kv_cache_bytes(
+        token_bytes=token_bytes,
+        max_concurrent_sequences=config.max_concurrent_sequences,
+        max_model_tokens=config.max_model_tokens,
+    )
 
 
 def _flat(logprobs: Any) -> list[float]:

@@ -21,9 +21,10 @@ class MachineSection(Section):
     """What there is, and what it costs."""
 
     cores: Annotated[int, Field(ge=0)] = 0
-    """CPU cores that all processes share, where there are no devices; 0: each process has a device of its own."""
+    """CPU cores that all processes of this machine share, where there are no devices; 0: each process has a device of
+    its own. Searchers that Ray places are on other machines."""
     num_devices: PositiveInt | None = None
-    """Devices there are; a plan that needs more says so. None: as many as are needed."""
+    """Devices of this machine; a plan that needs more says so. None: as many as are needed."""
     memory_gib: PositiveFloat | None = None
     """Of one device; with `cores`, of the whole machine. None: nothing is checked."""
     shared_memory_gib: PositiveFloat | None = None

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-from tbactl.config.derived import batch_trajectories
+from tbactl.config.derived import batch_trajectories, searchers_here
 from tbactl.config.layout import RunLayout
 from tbactl.config.run_record import read_run_config
 from tbactl.config.sections import RunConfig
@@ -68,19 +68,22 @@ def _measured(layout: RunLayout, *, run: RunConfig) -> Hardware:
 def _costs(
     run: RunConfig, steps: list[Metrics], *, machine: MachineSection, evaluations_s: list[float], lengths: list[int]
 ) -> CostsSection:
-    num_processes = run.trainer.num_ranks + run.searchers.num_searchers
+    num_here = searchers_here(run)
+    num_processes = run.trainer.num_ranks + num_here
     takes_turns = run.mode == "sync"
     # Times are kept as of a process that has its cores for itself.
     share = min(1.0, machine.cores / num_processes) if machine.cores and not takes_turns else 1.0
     threads = threads_of(
         cores=machine.cores,
         num_ranks=run.trainer.num_ranks,
-        num_searchers=run.searchers.num_searchers,
+        num_searchers=num_here,
         takes_turns=takes_turns,
     )
     measured_cores = int(threads[0]) if machine.cores else 1
     # Searchers may have had more cores than the trainer, which `measured_cores` counts.
     of_trainer, of_searcher = (share * number / measured_cores for number in threads)
+    if not num_here:
+        of_searcher = 1.0
     warm = steps[1:]  # the first step is the first of everything
     load_s = _mean(step["searcher/sync_s/max"] for step in steps if step.get("searcher/sync_s/max", 0.0) > 0.0)
     training_s = [_train_s(step) for step in warm]

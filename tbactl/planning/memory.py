@@ -1,22 +1,42 @@
-"""What each device holds, by arithmetic. Weights, gradients and optimizer are exact; activations are rough."""
+"""What each device, or the one machine, holds. Weights, gradients and optimizer are exact; activations are rough.
+
+Without devices the interpreter and the libraries of each process count as well: as measured on one machine.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tbactl.config.derived import group_tokens, shared_memory_bytes
+from tbactl.config.derived import (
+    cpu_kv_cache_bytes,
+    group_tokens,
+    kv_token_bytes,
+    searchers_here,
+    sequence_tokens,
+    shared_memory_bytes,
+)
 from tbactl.config.sections import RunConfig
 from tbactl.planning.hardware import ModelSection
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 BYTES = {"float32": 4, "bfloat16": 2}
-# AdamW's two averages in float32; in bfloat16 runs DeepSpeed keeps float32 weights beside them.
-OPTIMIZER_BYTES = {"float32": 8, "bfloat16": 12}
+# AdamW's two averages in float32, and the float32 weights that DeepSpeed keeps beside them.
+AVERAGES_BYTES, MASTER_BYTES = 8, 4
+# Stages at which the policy's own weights serve where they are float32; 1 and 2 copy them whatever their type is.
+STAGES_WITHOUT_COPY = (0, 3)
 # Of one layer and token, in units of hidden_size elements: arXiv 2205.05198, section 4.1, without the attention matrix,
 # which flash attention does not keep. 34 bytes there, in 2-byte elements.
 ACTIVATION_ELEMENTS = 17
 # One in float32, over which everything is written, and the head's own output or its gradient in bfloat16.
 LOGIT_COPIES = 1.5
+# Resident memory of a process on a CPU without what is counted by itself: the peaks of docs/performance.md less that
+# run's weights, gradients, optimizer, activations and cache; of the fakes, after the imports.
+PROCESS_BYTES = {"vllm": 1200 * MIB, "deepspeed": 950 * MIB, "fake": 50 * MIB}
+# Other engines and learners import torch and transformers too: as the trainer.
+OTHER_PROCESS_BYTES = PROCESS_BYTES["deepspeed"]
+SUPERVISOR_BYTES = 50 * MIB
+# What stands here for a searcher on another machine: our own code and Ray, after the imports.
+BRIDGE_BYTES = 100 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +61,25 @@ class Memory:
         return sum(self.searcher.values())
 
 
-def memory_of(run: RunConfig, *, model: ModelSection) -> Memory:
-    """Memory of a run's processes; what libraries and the task's own models take is not in it."""
+def memory_of(run: RunConfig, *, model: ModelSection, has_devices: bool = True) -> Memory:
+    """Memory of a run's processes; what the task's own models take is not in it.
+
+    Args:
+        run: the configuration.
+        model: the policy's shape.
+        has_devices: each process has a device, whose memory is meant. Otherwise the machine's, with libraries.
+    """
     element = BYTES[run.policy.dtype]
+    cache_bytes = kv_cache_bytes(run, model=model) if has_devices else allocated_cache_bytes(run, model=model)
+    searcher = {"weights": model.num_parameters * element, "KV cache": cache_bytes}
+    trainer = trainer_bytes(run, model=model)
+    if not has_devices:
+        searcher = {"libraries": process_bytes(run.searchers.engine)} | searcher
+        trainer = {"libraries": process_bytes(run.trainer.kind)} | trainer
     num_published = model.num_parameters + model.tied_embeddings * model.vocabulary_size * model.hidden_size
     return Memory(
-        trainer=trainer_bytes(run, model=model),
-        searcher={"weights": model.num_parameters * element, "KV cache": kv_cache_bytes(run, model=model)},
+        trainer=trainer,
+        searcher=searcher,
         shared=shared_memory_bytes(run, policy_bytes=num_published * element),
     )
 
@@ -63,11 +95,22 @@ def trainer_bytes(run: RunConfig, *, model: ModelSection) -> dict[str, float]:
     return {
         "weights": (num_trained + num_frozen) * element / shares[2],
         "gradients": num_trained * element / shares[1],
-        "optimizer": num_trained * OPTIMIZER_BYTES[run.policy.dtype] / shares[0],
+        "optimizer": num_trained * optimizer_bytes_per_parameter(run) / shares[0],
         "reference": num_reference * element,
         "activations": activation_bytes(run, model=model),
         "log-prob chunk": LOGIT_COPIES * 4 * trainer.logprob_chunk_tokens * model.vocabulary_size,
     }
+
+
+def optimizer_bytes_per_parameter(run: RunConfig) -> int:
+    """The averages, and float32 weights unless the policy's own can be updated in place."""
+    updates_in_place = run.policy.dtype == "float32" and run.trainer.zero_stage in STAGES_WITHOUT_COPY
+    return AVERAGES_BYTES if updates_in_place else AVERAGES_BYTES + MASTER_BYTES
+
+
+def process_bytes(kind: str) -> float:
+    """Of a process with this engine or learner on a CPU, before it has a model."""
+    return PROCESS_BYTES.get(kind, OTHER_PROCESS_BYTES)
 
 
 def trained_parameters(run: RunConfig, *, model: ModelSection) -> float:
@@ -86,9 +129,14 @@ def activation_bytes(run: RunConfig, *, model: ModelSection) -> float:
     return layer * model.num_layers * ACTIVATION_ELEMENTS
 
 
-def kv_bytes_per_token(run: RunConfig, model: ModelSection) -> float:
+def kv_bytes_per_token(run: RunConfig, model: ModelSection) -> int:
     """Keys and values of one token in all layers."""
-    return 2 * model.num_layers * model.num_key_value_heads * model.head_size * BYTES[run.policy.dtype]
+    return kv_token_bytes(
+        num_layers=model.num_layers,
+        num_key_value_heads=model.num_key_value_heads,
+        head_size=model.head_size,
+        dtype=run.policy.dtype,
+    )
 
 
 def kv_cache_bytes(run: RunConfig, *, model: ModelSection) -> float:
@@ -96,6 +144,28 @@ def kv_cache_bytes(run: RunConfig, *, model: ModelSection) -> float:
     searchers = run.searchers
     tokens = searchers.max_prompt_tokens + searchers.num_completions * searchers.max_new_tokens
     return searchers.max_concurrent_groups * tokens * kv_bytes_per_token(run, model)
+
+
+def allocated_cache_bytes(run: RunConfig, *, model: ModelSection) -> float:
+    """On a CPU: vLLM takes all at its start, as `searchers.engine_options` says or as the engine reckons."""
+    searchers = run.searchers
+    if searchers.engine != "vllm":
+        return kv_cache_bytes(run, model=model)
+    given = searchers.engine_options.get("kv_cache_bytes")
+    if isinstance(given, int):
+        return given
+    return cpu_kv_cache_bytes(
+        token_bytes=kv_bytes_per_token(run, model),
+        max_concurrent_sequences=searchers.max_concurrent_groups * searchers.num_completions,
+        max_model_tokens=sequence_tokens(run),
+    )
+
+
+def machine_bytes(run: RunConfig, *, memory: Memory) -> float:
+    """Of all processes on this machine: supervisor, ranks, searchers or what stands for those elsewhere, /dev/shm."""
+    num_searchers, num_here = run.searchers.num_searchers, searchers_here(run)
+    searchers = num_here * memory.searcher_bytes + (num_searchers - num_here) * BRIDGE_BYTES
+    return SUPERVISOR_BYTES + run.trainer.num_ranks * memory.trainer_bytes + searchers + memory.shared
 
 
 def memory_warnings(run: RunConfig, *, memory: Memory, limit_gib: float | None, shares_one: bool) -> list[str]:
@@ -110,9 +180,8 @@ def memory_warnings(run: RunConfig, *, memory: Memory, limit_gib: float | None, 
     if limit_gib is None:
         return []
     limit = limit_gib * GIB
-    num_ranks, num_searchers = run.trainer.num_ranks, run.searchers.num_searchers
     if shares_one:
-        total = num_ranks * memory.trainer_bytes + num_searchers * memory.searcher_bytes + memory.shared
+        total = machine_bytes(run, memory=memory)
         return [f"{_gib(total)} do not fit into the machine's {limit_gib:g} GiB."] if total > limit else []
     warnings = []
     if memory.trainer_bytes > limit:

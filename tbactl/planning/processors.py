@@ -91,7 +91,7 @@ def threads_of(*, cores: int, num_ranks: int, num_searchers: int, takes_turns: b
     Args:
         cores: of the machine; 0: devices, and the numbers mean nothing.
         num_ranks: of the trainer.
-        num_searchers: of the run.
+        num_searchers: on this machine; where there are none, their number of threads means nothing.
         takes_turns: mode sync, in which everybody may use all cores.
     """
     if takes_turns:
@@ -101,4 +101,4 @@ def threads_of(*, cores: int, num_ranks: int, num_searchers: int, takes_turns: b
         return 1.0, 1.0
     # What does not divide goes to the searchers first. No more threads than cores: each process is bound to its own.
     for_searchers = min(extra, num_searchers)
-    return share + (extra - for_searchers) / num_ranks, share + for_searchers / num_searchers
+    return share + (extra - for_searchers) / num_ranks, share + for_searchers / max(1, num_searchers)

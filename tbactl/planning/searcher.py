@@ -47,7 +47,7 @@ class SimulatedSearcher:
         self._most_open = most_open_groups(world.scenario.run)
         self._part_lengths = world.scenario.part_lengths
         self._index = index
-        self._worker = Worker(world.processors, threads=threads)
+        self._worker = Worker(world.searcher_processors, threads=threads)
         self._next_position = index
         self._in_flight: list[_Part] = []
         self._num_open = 0

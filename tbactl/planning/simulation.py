@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tbactl.config.derived import searchers_here
 from tbactl.errors import ConfigError
 from tbactl.planning.processors import threads_of
 from tbactl.planning.scenario import Scenario
@@ -63,7 +64,7 @@ class Simulation:
         trainer_threads, searcher_threads = threads_of(
             cores=scenario.cores,
             num_ranks=run.trainer.num_ranks,
-            num_searchers=num_searchers,
+            num_searchers=searchers_here(run),
             takes_turns=run.mode == "sync",
         )
         self.searchers = [

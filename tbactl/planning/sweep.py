@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tbactl.config.derived import searchers_here
 from tbactl.errors import ConfigError
 from tbactl.planning.hardware import Hardware, MachineSection, ModelSection
 from tbactl.planning.memory import Memory, memory_of, memory_warnings, shared_memory_warnings
@@ -100,7 +101,9 @@ def make_plan(
         scenario=scenario,
         points=tuple(points),
         best=best,
-        memory=None if model is None else memory_of(scenario.with_searchers(best).run, model=model),
+        memory=None
+        if model is None
+        else memory_of(scenario.with_searchers(best).run, model=model, has_devices=not hardware.machine.cores),
     )
 
 
@@ -128,11 +131,11 @@ def _point(scenario: Scenario, *, hardware: Hardware, model: ModelSection | None
 def _warnings(scenario: Scenario, *, machine: MachineSection, model: ModelSection | None) -> list[str]:
     run = scenario.run
     warnings = []
-    num_needed = run.trainer.num_ranks + run.searchers.num_searchers
+    num_needed = run.trainer.num_ranks + searchers_here(run)
     if machine.num_devices is not None and num_needed > machine.num_devices:
         warnings.append(f"{num_needed} processes share {machine.num_devices} devices, which the times do not include.")
     if model is not None:
-        memory = memory_of(run, model=model)
+        memory = memory_of(run, model=model, has_devices=not machine.cores)
         warnings += memory_warnings(
             run, memory=memory, limit_gib=machine.memory_gib, shares_one=machine.cores > 0
         ) + shared_memory_warnings(memory, limit_gib=machine.shared_memory_gib)

@@ -7,6 +7,7 @@ from collections import deque
 import numpy as np
 import simpy
 
+from tbactl.config.derived import searchers_here
 from tbactl.planning.processors import Processors
 from tbactl.planning.scenario import Scenario
 from tbactl.planning.stock import MadeGroup
@@ -24,6 +25,10 @@ class World:
         self.rng = np.random.default_rng([scenario.seed, scenario.run.searchers.num_searchers])
         costs = scenario.costs
         self.processors = Processors(self.env, cores=scenario.cores, measured_cores=costs.measured_cores)
+        # Elsewhere searchers share nothing with the trainer, and are as fast as where they were measured.
+        self.searcher_processors = self.processors
+        if not searchers_here(scenario.run):
+            self.searcher_processors = Processors(self.env, cores=0, measured_cores=1)
         self.rings: list[deque[MadeGroup]] = [deque() for _ in range(scenario.run.searchers.num_searchers)]
         self.published_version = 0
         self.granted_groups = 0

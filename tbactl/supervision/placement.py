@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tbactl.config.derived import searchers_here
 from tbactl.config.hardware import nvidia_devices
 from tbactl.config.sections import RunConfig
 from tbactl.errors import ConfigError
@@ -103,11 +104,6 @@ def place(config: RunConfig, machine: Machine) -> Placement:
     # What stands here for a searcher on another machine only waits.
     searchers += [Place()] * (config.searchers.num_searchers - num_searchers)
     return Placement(trainers=tuple(trainers), searchers=tuple(searchers))
-
-
-def searchers_here(config: RunConfig) -> int:
-    """Searchers that share this machine with the trainer: all, or none where Ray places them."""
-    return 0 if config.searchers.launcher == "ray" else config.searchers.num_searchers
 
 
 def split_cores(config: RunConfig, machine: Machine) -> list[tuple[int, ...]]:

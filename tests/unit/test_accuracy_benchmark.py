@@ -163,6 +163,56 @@ def test_outcome_survives_json_and_the_figure_is_drawn(tmp_path):
     assert [t["is_met"] for t in found["targets"]] == [True, True]
 
 
+def test_heads_of_levels_are_of_all_seeds_of_trl_whoever_comes_first():
+    outcomes = [
+        outcome("async", 0, points=curve(0.2, 0.6)),
+        outcome("trl", 0, points=curve(0.2, 0.4)),
+        outcome("async", 1, problem="exit code 1"),
+        outcome("trl", 1, points=curve(0.2, 0.8)),
+    ]
+    assert "100% of TRL's gain: 0.600 (0.400 to 0.800)" in tables(outcomes)
+
+
+def test_contestants_that_fail_in_all_seeds_do_not_hold_up_the_report(tmp_path):
+    failed = [outcome(name, seed, problem="exit code 9") for seed in (0, 1) for name in ("trl", "async")]
+    for outcomes in ([*failed, outcome("sync", points=curve(0.2, 0.6))], failed):
+        draw(outcomes, tmp_path / "figure.svg")
+        assert "<svg" in (tmp_path / "figure.svg").read_text()
+        assert "trl, seed 1, did not finish: exit code 9" in tables(outcomes)
+        assert document(outcomes)["targets"] == []
+
+
+def test_setting_of_trl_without_a_value_is_a_usage_error(tmp_path, monkeypatch, capsys):
+    for wrong in ("learning_rate", "=3"):
+        monkeypatch.setattr(sys, "argv", ["", str(tmp_path), "--trl", wrong])
+        with pytest.raises(SystemExit) as ended:
+            time_to_accuracy.main()
+        assert ended.value.code == 2
+        assert f"argument --trl: '{wrong}' is not KEY=VALUE" in capsys.readouterr().err
+
+
+def finish(blank, *, directory):
+    return Outcome(**blank.terms, contestant=blank.contestant, seed=blank.seed, points=curve(0.2, 0.5))
+
+
+def test_runs_say_where_they_were_measured_and_those_of_other_versions_are_refused(tmp_path, monkeypatch):
+    def on(load, commit):
+        return {"processor": "P", "cores": 2, "load_average": load, "versions": {"trl": "1"}, "commit": commit}
+
+    monkeypatch.setattr(time_to_accuracy, "run", finish)
+    wanted = [outcome("trl"), outcome("async")]
+    monkeypatch.setattr(time_to_accuracy, "machine", lambda *_: on(0.5, "abc"))
+    list(time_to_accuracy.measure(wanted[:1], results=tmp_path))
+    monkeypatch.setattr(time_to_accuracy, "machine", lambda *_: on(1.5, "abc"))
+    outcomes = list(time_to_accuracy.measure(wanted, results=tmp_path))
+    assert "trl, seed 0, was measured on: P, 2 cores, load 0.5; trl 1, commit abc" in tables(outcomes)
+    assert "async, seed 0, was measured on: P, 2 cores, load 1.5; trl 1, commit abc" in tables(outcomes)
+    assert [each["machine"] for each in document(outcomes)["outcomes"]] == [on(0.5, "abc"), on(1.5, "abc")]
+    monkeypatch.setattr(time_to_accuracy, "machine", lambda *_: on(1.5, "def"))
+    with pytest.raises(SystemExit, match=r"trl-seed0.json holds a run of commit abc \(now def\): choose another"):
+        list(time_to_accuracy.measure(wanted, results=tmp_path))
+
+
 def test_a_stopped_benchmark_runs_only_what_is_missing(tmp_path, monkeypatch, capsys):
     runs = []
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 
 import pytest
 
-from benchmarks import short_run
+from benchmarks import ipc, memory, peer_environment, replay, short_run, start
 from benchmarks.channel_ends import read_all, write_all
 from benchmarks.ipc import sample_group
-from benchmarks.measuring import Speeds, Worker, ratios, shown_over, spread, target
+from benchmarks.measuring import Speeds, Worker, commit, differences, machine, ratios, shown_over, spread, target
 from benchmarks.sync_pause import pause_share
 from benchmarks.training_work import COMPLETION_TOKENS, KINDS, make_batch, num_completion_tokens
 from tbactl.ipc.codec import encode
@@ -107,6 +108,140 @@ def test_worker_that_fails_ends_the_benchmark_with_its_words(tmp_path, monkeypat
         worker.ask(number=1)
 
 
-def test_short_run_that_is_there_is_not_run_again(tmp_path):
+def on(load=0.5, *, torch="2.0", commit="abc"):
+    versions = {"tbactl": "1", "torch": torch}
+    return {"processor": "P", "cores": 2, "load_average": load, "versions": versions, "commit": commit}
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Numbers the short runs that are done, as their first step."""
+    done = []
+
+    def run(scratch):
+        done.append(scratch)
+        return {"start_s": {"first step done": 1.0}, "peak_mib": {"trainer-0": 5.0}, "steps": [{"step_s": len(done)}]}
+
+    monkeypatch.setattr(short_run, "_run", run)
+    monkeypatch.setattr(short_run, "machine", lambda *_: on())
+    return done
+
+
+def test_short_run_that_is_there_is_not_run_again(tmp_path, runs, monkeypatch):
+    first = short_run.short_run(tmp_path)
+    assert first["machine"] == on()
+    monkeypatch.setattr(short_run, "machine", lambda *_: on(load=7.0))
+    assert short_run.short_run(tmp_path) == first and len(runs) == 1
+
+
+@pytest.mark.parametrize("here", [on(torch="2.1"), on(commit="def"), on(commit=None)])
+def test_short_run_of_other_versions_or_another_commit_is_run_again(tmp_path, runs, monkeypatch, here):
+    short_run.short_run(tmp_path)
+    monkeypatch.setattr(short_run, "machine", lambda *_: here)
+    again = short_run.short_run(tmp_path)
+    assert again["machine"] == here and again["steps"] == [{"step_s": 2}]
+    assert short_run.short_run(tmp_path) == again and len(runs) == 2
+
+
+def test_short_run_that_does_not_say_where_it_was_measured_is_run_again(tmp_path, runs):
     (tmp_path / "short-run-0.json").write_text(json.dumps({"steps": []}))
-    assert short_run.short_run(tmp_path) == {"steps": []}
+    assert short_run.short_run(tmp_path)["steps"] == [{"step_s": 1}]
+
+
+def test_reports_say_where_a_kept_run_was_measured(tmp_path, runs, monkeypatch, capsys):
+    short_run.short_run(tmp_path)
+    monkeypatch.setattr(short_run, "machine", lambda *_: on(load=7.0))
+    monkeypatch.setattr(
+        memory, "measure", lambda *_, **__: {"plain_over": {w: {"working": {"median": 9}} for w in memory.WAYS}}
+    )
+    monkeypatch.setattr(memory, "logprob_table", lambda _: "")
+    for benchmark in (start, memory):
+        monkeypatch.setattr(sys, "argv", ["", "--short", "--directory", str(tmp_path)])
+        benchmark.main()
+        assert (
+            "short-run-0 was measured on: P, 2 cores, load 0.5; tbactl 1, torch 2.0, commit abc"
+            in capsys.readouterr().out
+        )
+        written = json.loads((tmp_path / f"{benchmark.__name__.partition('.')[2]}.json").read_text())
+        assert written["kept"] == {"short-run-0": on()}
+    assert len(runs) == 1
+
+
+def test_differences_of_machines_are_named_but_not_the_load():
+    assert differences(on(), on(load=9.0)) == ""
+    assert differences(on(), on(torch="2.1", commit=None)) == "commit abc (now none), torch 2.0 (now 2.1)"
+    assert "tbactl" in differences({}, machine())
+
+
+def test_commit_is_none_outside_a_repository_and_a_changed_tree_counts_as_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert commit(tmp_path) is None
+    file = tmp_path / "file"
+    file.write_text("one")
+    for arguments in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "first"]):
+        identity = ("-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True)
+    seen = [commit(tmp_path)]
+    for text in ("two", "three", "one"):
+        file.write_text(text)
+        seen.append(commit(tmp_path))
+    assert None not in seen and seen[0] == seen[3]
+    assert len(set(seen)) == 3 and all(name.startswith(f"{seen[0]}-dirty-") for name in seen[1:3])
+
+
+def test_peer_that_cannot_be_installed_is_left_out_with_a_line(tmp_path, monkeypatch, capsys):
+    def run(command, **_):
+        if "pip" in command:
+            raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setattr(peer_environment, "ROOT", tmp_path)
+    monkeypatch.setattr(peer_environment.subprocess, "run", run)
+    names = list(ipc.contestants(has_peer=True))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "iceoryx2 is left out: .venv-iceoryx2 could not be made (exit code 1 of `python -m pip install`" in said
+    assert names == list(ipc.contestants(has_peer=False)) and len(names) == 4
+
+
+def measured(size, *, choose=0.5, insert=0.4, factor=1.2):
+    return {
+        "shape": "one prompt",
+        "num_trajectories": size,
+        "memory": {"factor": factor, "raw_bytes": 1, "resident_bytes": 1},
+        "insert_ms": {"8": {"p50": 0.1}, "20": {"p50": insert}},
+        "draw_ms": {
+            name: {part: {"p50": ms} for part in ("draw", "choose", "unpack")}
+            for name, ms in (("recency", 0.1), ("residual", choose))
+        },
+        "snapshot_s": {"save": 1.0, "load": 1.0, "bytes": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("worse", "is_met"),
+    [
+        ({}, [True, True, True]),
+        ({"choose": 1.1}, [False, True, True]),
+        ({"insert": 1.1}, [True, False, True]),
+        ({"factor": 1.4}, [True, True, False]),
+    ],
+)
+def test_replay_judges_the_worst_shape_of_a_million_trajectories(worse, is_met):
+    found = replay.targets(
+        [measured(1_000_000), measured(1_000_000, **worse), measured(10_000, choose=9.0, factor=9.0)]
+    )
+    assert [each["is_met"] for each in found] == is_met
+    assert replay.targets([measured(10_000)]) == []
+
+
+@pytest.mark.parametrize(("size", "said"), [(1_000_000, "met"), (10_000, "No target is judged")])
+def test_replay_reports_machine_and_targets(tmp_path, monkeypatch, capsys, size, said):
+    monkeypatch.setattr(replay, "run", lambda *_: measured(size))
+    monkeypatch.setattr(replay, "machine", lambda *_: on())
+    file = tmp_path / "replay.json"
+    monkeypatch.setattr(sys, "argv", ["", "--sizes", str(size), "--no-peer", "--results", str(file)])
+    replay.main()
+    printed = capsys.readouterr().out
+    assert said in printed and "P, 2 cores, load 0.5; tbactl 1, torch 2.0, commit abc" in printed
+    assert json.loads(file.read_text())["machine"] == on()

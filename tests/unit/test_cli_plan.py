@@ -82,6 +82,49 @@ def test_plan_warns_of_what_will_not_fit(recipe, tmp_path, capsys):
     assert "log-prob chunk" in captured.out
 
 
+MACHINE = "[machine]\ncores = 2\nmemory_gib = 8\n"
+
+
+def test_plan_of_the_cpu_recipe_warns_of_memory(tmp_path, capsys):
+    path = tmp_path / "small.toml"
+    path.write_text(COSTS + MACHINE)
+    arguments = ["plan", "gsm8k", "--profile", "cpu", "--hardware", str(path), "--searchers", "1,8", "--steps", "5"]
+    assert main(arguments) == 0
+    captured = capsys.readouterr()
+    assert "warning: 8 searcher(s): 13.8 GiB do not fit into the machine's 8 GiB." in captured.err
+    assert "libraries 1.17" in captured.out and "2 cores shared by all processes" in captured.out
+
+
+def test_plan_with_ray_counts_only_the_trainer_on_this_machine(recipe, tmp_path, monkeypatch, capsys):
+    # Whether the package is here does not matter for a plan.
+    monkeypatch.setattr("tbactl.config.packages.find_spec", lambda name: object())
+    path = tmp_path / "small.toml"
+    path.write_text(
+        COSTS + MACHINE + "[model]\nnum_parameters = 10_000_000\nnum_layers = 4\nhidden_size = 64\n"
+        "num_key_value_heads = 1\nhead_size = 64\nvocabulary_size = 1000\n"
+    )
+    arguments = [recipe, "--hardware", str(path), "--searchers", "16", "--set", "searchers.launcher=ray"]
+    assert main(["plan", *arguments, "--steps", "30"]) == 0
+    captured = capsys.readouterr()
+    assert "2 cores for the trainer; searchers are on other machines (Ray)" in captured.out
+    assert "on its own machine" in captured.out and "bridge     0.10 GiB" in captured.out
+    assert "warning" not in captured.err
+    document = plan_json(capsys, *arguments)
+    assert document["searchers_are_elsewhere"] is True
+    assert plan_json(capsys, *arguments[:-2])["searchers_are_elsewhere"] is False
+
+
+def test_devices_of_this_machine_are_the_trainers_with_ray(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("tbactl.config.packages.find_spec", lambda name: object())
+    path = tmp_path / "small.toml"
+    path.write_text(COSTS + "[machine]\nnum_devices = 1\n")
+    assert main(["plan", recipe, "--hardware", str(path), "--searchers", "3", "--steps", "5"]) == 0
+    assert "4 processes share 1 devices" in capsys.readouterr().err
+    arguments = ["plan", recipe, "--hardware", str(path), "--searchers", "3", "--steps", "5"]
+    assert main([*arguments, "--set", "searchers.launcher=ray"]) == 0
+    assert not capsys.readouterr().err
+
+
 def test_best_number_is_one_that_fits_and_warnings_name_the_numbers_they_are_about(recipe, tmp_path, capsys):
     path = tmp_path / "small.toml"
     path.write_text(COSTS + "[machine]\nnum_devices = 3\n")

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from tbactl.config.hardware import PROFILES
 from tbactl.config.loading import load_recipe
 from tbactl.config.sections import RunConfig, SftConfig
 from tbactl.errors import ConfigError
@@ -237,6 +238,13 @@ def test_missing_recipe_file_is_refused(tmp_path):
 def test_warnings_are_sentences_and_do_not_refuse(tmp_path):
     loaded = load_recipe(write_recipe(tmp_path), overrides=["searchers.top_p=0.8"], profile="cpu")
     assert any(w.startswith("--set: searchers.top_p = 0.8 renormalises") for w in loaded.warnings)
+
+
+def test_profile_gpu_warns_of_searchers_on_ray_without_one(tmp_path):
+    overrides = ["searchers.launcher=ray", "searchers.engine=transformers"]
+    for profile in PROFILES:
+        loaded = load_recipe(write_recipe(tmp_path), overrides=overrides, profile=profile)
+        assert any("asks for no GPU" in warning for warning in loaded.warnings) == (profile == "gpu")
 
 
 def test_resolved_json_is_read_back_as_the_same_configuration(tmp_path):

@@ -43,6 +43,11 @@ def test_load_resumed_gives_what_the_run_was_started_with(run_directory):
     assert (loaded.name, loaded.profile) == ("my-recipe", "gpu")
 
 
+def test_load_resumed_warns_by_the_profile_of_the_run(tmp_path):
+    run = make_run(tmp_path, "searchers.launcher=ray", "searchers.engine=transformers")
+    assert any("asks for no GPU" in warning for warning in load_resumed(run).warnings)
+
+
 def test_load_resumed_of_a_run_from_before_a_setting_existed_takes_its_default(run_directory):
     resolved = RunLayout(run_directory).resolved_config
     settings = json.loads(resolved.read_bytes())

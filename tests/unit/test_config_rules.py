@@ -312,6 +312,31 @@ def test_warning_blames_one_setting_and_is_no_error(changes, blamed):
     assert found(rules.ERRORS, config(**changes)) == []
 
 
+RAY = {"searchers": {"max_prompt_tokens": 100, "max_new_tokens": 100, "launcher": "ray"}}
+
+
+def test_searchers_on_ray_that_ask_for_no_gpu_are_warned_of_with_profile_gpu():
+    resources = {"CPU": 2.0, "fast": 0.5}
+    problems = list(rules.run_warnings(config(**RAY, searchers__ray_resources=resources), profile="gpu"))
+    assert [problem.path for problem in problems] == [("searchers", "ray_resources")]
+    assert "asks for no GPU" in problems[0].sentence
+    assert "set searchers.ray_resources = {CPU = 2, fast = 0.5, GPU = 1};" in problems[0].sentence
+    assert len(list(rules.run_warnings(config(**RAY), profile="gpu"))) == 1  # the default
+
+
+@pytest.mark.parametrize(
+    ("changes", "profile"),
+    [
+        (RAY, "cpu"),
+        ({**RAY, "searchers__ray_resources": {"CPU": 2.0, "GPU": 0.5}}, "gpu"),
+        ({**RAY, "searchers__engine": "fake"}, "gpu"),
+        ({}, "gpu"),
+    ],
+)
+def test_searchers_that_have_or_need_no_gpu_are_not_warned_of(changes, profile):
+    assert list(rules.run_warnings(config(**changes), profile=profile)) == []
+
+
 def test_every_rule_is_a_documented_function():
     for rule in (*rules.ERRORS, *rules.WARNINGS):
         assert rule.__doc__

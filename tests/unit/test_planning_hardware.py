@@ -175,6 +175,15 @@ def test_costs_are_those_of_a_process_that_has_a_core(tmp_path):
     assert costs.train_s == pytest.approx(1.6 / 16 / 2)
 
 
+def test_searchers_of_ray_had_cores_of_their_own(tmp_path):
+    # Four searchers elsewhere, and one rank on both cores of this machine.
+    run = run_config(searchers__num_searchers=4, searchers__launcher="ray")
+    hardware = measured_hardware(make_run(tmp_path, steps(10), config=run))
+    assert hardware.costs.measured_cores == 2
+    assert hardware.costs.train_s == pytest.approx(1.6 / 16)
+    assert hardware.costs.load_s == pytest.approx(0.2)
+
+
 def test_searcher_that_had_more_cores_than_the_trainer_is_measured_as_it_was(tmp_path):
     directory = make_run(tmp_path, steps(20))
     environment = RunLayout(directory).environment

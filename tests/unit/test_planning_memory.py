@@ -10,8 +10,10 @@ import pytest
 from tbactl.config.derived import shared_memory_bytes
 from tbactl.config.sections import RunConfig
 from tbactl.errors import ConfigError
+from tbactl.planning.hardware import ModelSection
 from tbactl.planning.memory import (
     GIB,
+    MIB,
     kv_bytes_per_token,
     kv_cache_bytes,
     memory_of,
@@ -25,6 +27,27 @@ from tests.support.planning import LARGE, run_config
 
 GB = 1e9
 STATES = ("weights", "gradients", "optimizer")
+# The policy of the gsm8k recipe's profile for CPUs, and what of its settings decides about memory.
+TINY = ModelSection(
+    num_parameters=3_557_632,
+    num_layers=4,
+    hidden_size=256,
+    num_key_value_heads=4,
+    head_size=64,
+    vocabulary_size=1536,
+    tied_embeddings=True,
+)
+GSM8K = {
+    "searchers__engine": "vllm",
+    "searchers__num_completions": 8,
+    "searchers__max_prompt_tokens": 200,
+    "searchers__max_new_tokens": 160,
+    "searchers__max_concurrent_groups": 16,
+    "searchers__ring_capacity_bytes": 8_388_608,
+    "trainer__kind": "deepspeed",
+    "trainer__completions_per_prompt": 8,
+    "trainer__micro_batch_tokens": 3072,
+}
 
 
 def states_gb(run: RunConfig) -> float:
@@ -46,6 +69,14 @@ def test_float32_takes_sixteen_bytes_a_parameter_and_four_for_the_reference():
     assert parts["reference"] == 4 * LARGE.num_parameters
 
 
+@pytest.mark.parametrize(("stage", "expected"), [(0, 8), (1, 12), (2, 12), (3, 8)])
+def test_zero_1_and_2_copy_float32_weights_for_the_optimizer(stage, expected):
+    # DeepSpeed, runtime/zero/stage_1_and_2.py: single_partition_of_fp32_groups is a clone whatever the dtype; stage3.py
+    # takes the partition itself where it has the master weights' dtype.
+    parts = trainer_bytes(run_config(trainer__zero_stage=stage), model=LARGE)
+    assert parts["optimizer"] == expected * LARGE.num_parameters
+
+
 def test_adapters_keep_one_model_and_little_else():
     parts = trainer_bytes(run_config(policy__dtype="bfloat16", policy__lora_rank=16), model=LARGE)
     assert parts["reference"] == 0.0
@@ -61,6 +92,44 @@ def test_kv_cache_of_a_token_is_that_of_llama_3_8b():
 def test_kv_cache_holds_a_prompt_once_for_its_group():
     run = run_config(searchers__max_prompt_tokens=100, searchers__max_new_tokens=50, searchers__num_completions=4)
     assert kv_cache_bytes(run, model=LARGE) == 4 * (100 + 4 * 50) * kv_bytes_per_token(run, LARGE)
+
+
+def test_on_a_cpu_the_cache_is_what_vllm_is_given():
+    memory = memory_of(run_config(**GSM8K), model=TINY, has_devices=False)
+    # 16 groups of 8 and the 8 sequences of a probe, 200 + 160 tokens and one more.
+    assert memory.searcher["KV cache"] == 136 * 361 * kv_bytes_per_token(run_config(), TINY)
+    small = run_config(**GSM8K | {"searchers__max_concurrent_groups": 1})
+    assert memory_of(small, model=TINY, has_devices=False).searcher["KV cache"] == 64 * MIB
+    assert memory_of(run_config(**GSM8K), model=LARGE, has_devices=False).searcher["KV cache"] == 8 * GIB
+    given = run_config(**GSM8K, searchers__engine_options={"kv_cache_bytes": 5 * MIB})
+    assert memory_of(given, model=TINY, has_devices=False).searcher["KV cache"] == 5 * MIB
+
+
+def test_processes_without_devices_come_to_the_measured_peaks():
+    # docs/performance.md, which the libraries' share is taken from: no part is forgotten, or counted twice.
+    memory = memory_of(run_config(**GSM8K), model=TINY, has_devices=False)
+    assert memory.trainer_bytes == pytest.approx(1235 * MIB, rel=0.05)
+    assert memory.searcher_bytes == pytest.approx(1601 * MIB, rel=0.05)
+
+
+def test_eight_searchers_do_not_fit_into_eight_gibibytes():
+    def sentences(num_searchers, **settings):
+        run = run_config(**GSM8K, searchers__num_searchers=num_searchers, **settings)
+        memory = memory_of(run, model=TINY, has_devices=False)
+        return memory_warnings(run, memory=memory, limit_gib=8.0, shares_one=True)
+
+    assert sentences(4) == []
+    assert sentences(8) == ["13.8 GiB do not fit into the machine's 8 GiB."]
+    # They are elsewhere.
+    assert sentences(8, searchers__launcher="ray") == []
+    assert len(sentences(100, searchers__launcher="ray")) == 1  # but not their bridges
+
+
+def test_libraries_do_not_count_on_devices_and_hardly_for_fakes():
+    assert "libraries" not in memory_of(run_config(**GSM8K), model=TINY).trainer
+    assert memory_of(run_config(), model=TINY, has_devices=False).searcher["libraries"] < 100 * MIB
+    other = run_config(searchers__engine="transformers")
+    assert memory_of(other, model=TINY, has_devices=False).searcher["libraries"] > 500 * MIB
 
 
 def test_log_prob_chunk_does_not_depend_on_the_batch():

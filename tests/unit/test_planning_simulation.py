@@ -256,6 +256,21 @@ def test_processes_on_too_few_cores_share_them():
     assert at(3, num_searchers=2) == pytest.approx(at(0, num_searchers=2), rel=0.05)
 
 
+def test_searchers_of_ray_take_no_core_from_the_trainer():
+    def at(num_searchers, **settings):
+        outcome = simulate(
+            scenario(num_searchers=num_searchers, about={"cores": 2}, trainer__max_steps=200, **settings)
+        )
+        return outcome.trained_per_s, outcome.trajectories_per_s
+
+    # Both cores are the one rank's: twice as fast as measured on one, however many search elsewhere.
+    assert at(4, searchers__launcher="ray")[0] == pytest.approx(2 / 0.05, rel=0.02)
+    assert at(4)[0] < 0.75 / 0.05
+    # Each as fast as it was measured.
+    starved = {"searchers__launcher": "ray", **STARVED}
+    assert at(4, **starved)[1] == pytest.approx(4 / 0.1, rel=0.02)
+
+
 def test_idle_process_leaves_its_core_to_the_others():
     # The trainer waits nearly always: two searchers have two cores.
     outcome = simulate(

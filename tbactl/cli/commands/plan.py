@@ -120,6 +120,7 @@ def _write(path: Path, *, hardware: Hardware, run: str) -> None:
 
 def _show(made: Plan, *, currency: str) -> None:
     from tbactl.cli.forecast import basis_lines, memory_lines, point_rows, verdict
+    from tbactl.config.derived import searchers_here
 
     for line in basis_lines(made.scenario):
         typer.echo(plain(line, keep_lines=True))
@@ -133,7 +134,8 @@ def _show(made: Plan, *, currency: str) -> None:
         typer.echo("memory: not known, for the policy is not on this machine; give its shape: [model] in the file.")
     else:
         typer.echo(f"memory with {made.best} searcher(s), activations roughly:")
-        for line in memory_lines(made.memory):
+        are_here = searchers_here(made.scenario.run) > 0
+        for line in memory_lines(made.memory, are_searchers_here=are_here):
             typer.echo(line)
     for sentence, numbers in _warned(made).items():
         typer.echo(f"warning: {_ranges(numbers)}: {plain(sentence)}", err=True)
