@@ -180,7 +180,7 @@ def _config(
         {
             "name": "theorem",
             "seed": space.seed,
-            "task": {"kind": "none"},
+            "task": {"kind": "fake"},
             "policy": {"path": str(policy)},
             "searchers": {"temperature": space.temperature, "max_new_tokens": space.max_length},
             "objective": {"kind": variant.kind, "options": dict(variant.options), "beta": space.beta},
