@@ -82,7 +82,8 @@ def onednn_product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
 
 def _is_worth_it(left: Tensor, right: Tensor) -> bool:
     # What does not fit together is left to torch, which says so.
-    fits = left.dtype == right.dtype == torch.float32 and left.shape[1] == right.shape[0]
+    are_single = left.dtype == right.dtype == torch.float32
+    fits = are_single and left.dim() == right.dim() == 2 and left.shape[1] == right.shape[0]
     return fits and left.shape[0] * left.shape[1] * right.shape[1] >= MIN_MULTIPLICATIONS
 
 
@@ -90,12 +91,12 @@ def _mm(left: Tensor, right: Tensor) -> Tensor:
     if _is_worth_it(left, right):
         return onednn_product(left, right, None)
     # The variant with `out` is an operator of its own, and torch's still.
-    return torch.mm(left, right, out=left.new_empty(left.shape[0], right.shape[1]))
+    return torch.mm(left, right, out=left.new_empty(left.shape[:1] + right.shape[1:]))
 
 
 def _addmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     is_plain = beta == alpha == 1 and bias.dim() == 1 and bias.dtype == torch.float32
-    if is_plain and bias.shape[0] == right.shape[1] and bias.is_contiguous() and _is_worth_it(left, right):
+    if is_plain and _is_worth_it(left, right) and bias.shape[0] == right.shape[1] and bias.is_contiguous():
         return onednn_product(left, right, bias)
-    out = left.new_empty(left.shape[0], right.shape[1])
+    out = left.new_empty(left.shape[:1] + right.shape[1:])
     return torch.addmm(bias, left, right, beta=beta, alpha=alpha, out=out)

@@ -18,7 +18,7 @@ from tbactl.config.problems import Problem
 from tbactl.config.sections import RunConfig
 from tbactl.config.settings import Settings
 from tbactl.config.tasks import GROUP
-from tbactl.errors import CheckpointError, ConfigError
+from tbactl.errors import CheckpointError, ConfigError, TbactlError
 
 DEFAULT_TEMPERATURE = 0.7
 HARNESSES = ("native", "lm-eval")
@@ -65,6 +65,9 @@ def _assign_option(settings: Settings, name: str, value: Any, *, option: str) ->
     if name == "task.kind" and settings.get(("task", "kind")) not in (None, value):
         settings.assign(("task",), {}, origin=option)
         settings.assign(("stop_strings",), [], origin=option)
+    # Nor do arguments of one engine to another.
+    if name == "engine" and settings.get(("engine",)) not in (None, value):
+        settings.assign(("engine_options",), {}, origin=option)
     settings.assign(tuple(name.split(".")), value, origin=option)
 
 
@@ -140,5 +143,5 @@ def _harnesses(task: str) -> Sequence[str]:
     """Those that can evaluate a task: all, where it says nothing."""
     try:
         return getattr(registry.load(GROUP, task), "harnesses", HARNESSES)
-    except (ConfigError, ImportError):  # said where the task's name is checked
+    except TbactlError:  # said where the task's name is checked
         return HARNESSES

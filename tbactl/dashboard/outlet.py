@@ -101,12 +101,16 @@ class Outlet:
 
     def _write_all(self) -> None:
         while text := self._next():
+            failure: OSError | None = None
             try:
                 self._write_now(text)
             except (OSError, ValueError) as error:  # ValueError: a stream that was closed
-                self.error = error if isinstance(error, OSError) else OSError(str(error))
-                self._waiting.clear()
-            self._is_writing = False
+                failure = error if isinstance(error, OSError) else OSError(str(error))
+            with self._changed:
+                self._is_writing = False
+                if failure is not None:
+                    self._waiting.clear()
+                    self.error = failure
 
     def _next(self) -> str:
         """All that waits; empty when no more is to come."""
@@ -130,7 +134,9 @@ class Outlet:
 
 def say(text: str, stream: TextIO | None) -> None:
     """Write a line and wait for the reader, but not for long; None (a closed stream) has no reader."""
-    if stream is not None:
+    if hasattr(stream, "rich_proxied_file"):
+        print(text, file=stream)  # above the dashboard, whose own outlet takes it
+    elif stream is not None:
         with Outlet(stream) as outlet:
             outlet.write(f"{text}\n")
 

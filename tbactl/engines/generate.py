@@ -73,14 +73,10 @@ def generate(
         on_step()
     num_failed = sum(completion is None for completion in answers.values())
     if num_failed:
-        logger.warning(
-            "%s num_failed=%d of %d: they count as empty; num_refused=%d of prompts of more than %s tokens",
-            name,
-            num_failed,
-            len(answers),
-            num_refused,
-            max_prompt_tokens,
+        too_long = (
+            f"; num_refused={num_refused} of prompts of more than {max_prompt_tokens} tokens" if num_refused else ""
         )
+        logger.warning("%s num_failed=%d of %d: they count as empty%s", name, num_failed, len(answers), too_long)
     failed = Completion(token_ids=(), logprobs=(), text="", finish_reason="abort")
     return [[answers[request_id] or failed for request_id in row] for row in names]
 

@@ -25,7 +25,8 @@ PACKAGES = (
 SECRET = re.compile(
     r"secret|passw|passphrase|credential"
     r"|(?<![a-z])(?:o?auth|authorization|bearer)(?![a-z])"
-    r"|(?:(?<![a-z])|api|auth|access)(?:token|key)[^a-z]*$"
+    r"|(?:(?<![a-z])|api|auth|access|hf|ssh|private|master)(?:token|key)[^a-z]*$"
+    r"|api[^a-z]?key(?![^a-z]?env)"
     r"|(?:api|auth|access)[^a-z]?(?:tokens|keys)[^a-z]*$",
     re.IGNORECASE,
 )

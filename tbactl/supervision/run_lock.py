@@ -12,6 +12,7 @@ import fcntl
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from tbactl.errors import ConfigError
 # The file system knows no locks, or its lock server does not answer.
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _HOLDER_BYTES = 200
+# `tbactl run --resume RUN --dry-run` has it for a moment.
+PATIENCE, RETRY_S = 7, 0.05
 
 
 def try_lock(descriptor: int) -> bool:
@@ -48,7 +51,7 @@ def sole_supervisor(run_directory: Path) -> Iterator[None]:
     path = RunLayout(run_directory).lock
     descriptor = _opened(path, os.O_RDWR | os.O_CREAT)
     try:
-        is_locked = _is_free(descriptor, run_directory, warns=True)
+        is_locked = _is_free(descriptor, run_directory, warns=True, tries=PATIENCE)
         _name_holder(descriptor, f"pid {os.getpid()} on {socket.gethostname()}" if is_locked else "")
         try:
             yield
@@ -68,7 +71,7 @@ def check_unsupervised(run_directory: Path) -> None:
     if path.exists():
         descriptor = _opened(path, os.O_RDWR)
         try:
-            _is_free(descriptor, run_directory, warns=False)
+            _is_free(descriptor, run_directory, warns=False, tries=1)
         finally:
             os.close(descriptor)
 
@@ -88,10 +91,13 @@ def _opened(path: Path, flags: int) -> int:
         raise
 
 
-def _is_free(descriptor: int, run_directory: Path, *, warns: bool) -> bool:
+def _is_free(descriptor: int, run_directory: Path, *, warns: bool, tries: int) -> bool:
     try:
-        if try_lock(descriptor):
-            return True
+        for left in reversed(range(tries)):
+            if try_lock(descriptor):
+                return True
+            if left:
+                time.sleep(RETRY_S)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise

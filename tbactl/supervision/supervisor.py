@@ -144,6 +144,7 @@ def run_to_end(
                 if resume is None:
                     held.enter_context(sole_supervisor(run.root))
         except StoppedEarly as stop:
+            say(f"stopped by {stop.request.signal_name} before anything was started.", sys.stderr)
             return stop.request.exit_code
         on_prepared(run.root)
         with EventLog(run.layout.events, clock=clock) as events:

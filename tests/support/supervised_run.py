@@ -53,7 +53,9 @@ class SupervisedRun:
         argv = [sys.executable, str(SCRIPT), str(config_path), str(self.shm_root)]
         argv += ["--stand-ins"] if stand_ins else []
         argv += ["--resume", str(resume)] if resume else []
-        self.output = (tmp_path / "output.txt").open("w+")
+        # One for each: an earlier supervisor of the same directory may still write.
+        self.output_path = tmp_path / f"output-{len(list(tmp_path.glob('output-*.txt')))}.txt"
+        self.output = self.output_path.open("w+")
         self.started_s = time.monotonic()
         self.process = subprocess.Popen(
             argv,
@@ -73,7 +75,7 @@ class SupervisedRun:
 
     @property
     def text(self) -> str:
-        return (self.tmp_path / "output.txt").read_text()
+        return self.output_path.read_text()
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         if not self.layout.events.exists():

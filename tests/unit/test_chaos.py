@@ -4,6 +4,7 @@ import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -237,8 +238,8 @@ def test_bound_for_noticing_reaches_every_case(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("exit_code", "limit_s"), [(0, 5.0), (130, 5.0), (-9, 30.0)])
 def test_processes_may_outlive_an_orderly_end_for_a_moment_only(monkeypatch, exit_code, limit_s):
     now = [0.0]
-    monkeypatch.setattr("tbactl.chaos.attempt.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("tbactl.chaos.attempt.time.sleep", lambda seconds: now.__setitem__(0, now[0] + 0.5))
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + 0.5))
+    monkeypatch.setattr("tbactl.chaos.attempt.time", clock)
     monkeypatch.setattr(Attempt, "exit_code", exit_code)
     monkeypatch.setattr(Attempt, "_children", lambda self: [4711])
     assert Attempt.orphans(Attempt.__new__(Attempt)) == [4711]

@@ -175,7 +175,20 @@ def test_secrets_do_not_enter_the_environment_file():
 
 
 @pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "api_key", "x.auth_token", "apiKey", "clientSecret", "db.password", "wandb-api-keys", "oauth"]
+    "name",
+    [
+        "HF_TOKEN",
+        "api_key",
+        "x.auth_token",
+        "apiKey",
+        "clientSecret",
+        "db.password",
+        "wandb-api-keys",
+        "oauth",
+        "hftoken",
+        "sshkey",
+        "api_key_openai",
+    ],
 )
 def test_values_of_names_that_hold_secrets_are_masked(name: str):
     assert without_secrets([f"{name}=abc"]) == [f"{name}=***"]

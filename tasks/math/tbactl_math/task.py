@@ -197,6 +197,10 @@ def _validated(options: Mapping[str, Any]) -> MathOptions:
     except ValidationError as error:
         raise ConfigError(*(_sentence(details) for details in error.errors())) from None
     problems = [*_source_problems("problems", validated.problems), *_source_problems("data", validated.data)]
+    if validated.num_samples > 1 and validated.temperature == 0.0:
+        problems.append(
+            f"task.options.temperature = 0 gives num_samples = {validated.num_samples} equal completions; raise it."
+        )
     if problems:
         raise ConfigError(*problems)
     return validated

@@ -48,7 +48,7 @@ def evaluate(
         int | None, typer.Option("--num-samples", help="Completions a prompt: more than 1 gives avg@k and pass@k.")
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature; 0, the default for one sample, is greedy.")
+        float | None, typer.Option(help="Sampling temperature, 0 is greedy; the default is the task's own.")
     ] = None,
     harness: Annotated[
         str | None, typer.Option(metavar="native|lm-eval", help="The task's own evaluation, or lm-evaluation-harness.")

@@ -89,10 +89,14 @@ def _run_with_json(loaded: LoadedRecipe, *, resume: Path | None) -> int:
     try:
         # Standard output is for the one document at the end, which a run that fails has too.
         with contextlib.redirect_stdout(sys.stderr):
-            return _run_to_end(loaded, resume=resume, plain=True, on_prepared=started.append)
+            exit_code = _run_to_end(loaded, resume=resume, plain=True, on_prepared=started.append)
     finally:
         for run_directory in started:
             print_json(_record(run_directory))
+    if not started:
+        outcome = "interrupted" if exit_code else "stopped"
+        print_json({"run_directory": None, "outcome": outcome, "exit_code": exit_code})
+    return exit_code
 
 
 def _run_to_end(
