@@ -291,7 +291,7 @@ def in_process(tmp_path: Path) -> Callable[..., int]:
 @pytest.mark.fault("I-62")
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signal_before_anything_is_started_is_obeyed_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_process, number: signal.Signals, exit_code: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd, in_process, number: signal.Signals, exit_code: int
 ):
     def slow(config: RunConfig) -> Path:
         os.kill(os.getpid(), number)
@@ -302,6 +302,7 @@ def test_signal_before_anything_is_started_is_obeyed_at_once(
     asked_s = time.monotonic()
     assert in_process() == exit_code
     assert time.monotonic() - asked_s < 60.0
+    assert capfd.readouterr().err == f"stopped by {number.name} before anything was started.\n"
     assert not (tmp_path / "runs").exists()
 
 

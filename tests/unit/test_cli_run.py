@@ -104,6 +104,16 @@ def test_run_with_json_keeps_standard_output_for_the_result(tmp_path, monkeypatc
     assert "progress" in captured.err
 
 
+@pytest.mark.parametrize(("exit_code", "outcome"), [(130, "interrupted"), (0, "stopped")])
+def test_run_with_json_that_is_stopped_before_it_begins_prints_a_document(
+    tmp_path, monkeypatch, capsys, exit_code, outcome
+):
+    monkeypatch.setattr("tbactl.supervision.supervisor.run_to_end", lambda *arguments, **options: exit_code)
+    assert main(["run", write_recipe(tmp_path), "--json"]) == exit_code
+    document = json.loads(capsys.readouterr().out)
+    assert document == {"run_directory": None, "outcome": outcome, "exit_code": exit_code}
+
+
 def test_resume_takes_configuration_and_profile_from_the_run(tmp_path, monkeypatch):
     calls = started(monkeypatch)
     main(["run", write_recipe(tmp_path), "--profile", "gpu", "--set", "seed=7"])
