@@ -9,6 +9,7 @@ from tbactl.chaos.faults import FROM_OUTSIDE, Fault, Phase
 from tbactl.chaos.phase import holding_process, is_in_phase, may_drain
 from tbactl.chaos.settings import BY_PROGRESS, HOLD_S, STUCK_HOLD_S, CaseLayout
 from tbactl.chaos.trigger import after, before, wrap
+from tbactl.clock import SystemClock
 from tbactl.config.layout import ProcessConfig
 from tbactl.ipc.control_page import ControlPage, RunState
 from tbactl.testing.fake_engine import FakeEngine
@@ -73,4 +74,6 @@ class Hold:
         started_s = time.monotonic()
         while is_so() and time.monotonic() - started_s < self._left_s:
             time.sleep(0.005)
+        # A clock that is to jump does so when it is read, which a process that has only to leave may not do again.
+        SystemClock().monotonic_s()
         self._left_s -= time.monotonic() - started_s
