@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tbactl.errors import ConfigError
+
 _NUM_NAMED = 3
 # Old models register the numbers 0, 1, 2 ... as if they were weights; newer ones make them.
 _COUNTED = "position_ids"
@@ -25,7 +27,28 @@ def missing_weights(loading_info: Mapping[str, Any], *, below: str = "", unused:
     )
 
 
-def some_of(names: list[str]) -> str:
-    """The first of many names, and how many more there are: for messages."""
+def check_weights(subject: str, missing: list[str], *, body: str = "", headless: str = "") -> None:
+    """Refuse a model that lacks weights.
+
+    Args:
+        subject: what the message begins with.
+        missing: of `missing_weights`.
+        body: how the names of all weights begin but the head's.
+        headless: what to say where the head is missing: the model was never trained for this.
+
+    Raises:
+        ConfigError: it does.
+    """
+    head = [name for name in missing if not name.startswith(body)]
+    if head and headless:
+        raise ConfigError(f"{subject} lacks the weights {_some_of(head)}; {headless}")
+    if missing:
+        raise ConfigError(
+            f"{subject} is incomplete: it lacks the weights {_some_of(missing)}, which would be random; save or "
+            f"download it again."
+        )
+
+
+def _some_of(names: list[str]) -> str:
     more = len(names) - _NUM_NAMED
     return ", ".join(names[:_NUM_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from tbactl.engines.missing_weights import missing_weights, some_of
+from tbactl.engines.missing_weights import check_weights, missing_weights
 from tbactl.errors import ConfigError
 from tbactl.policies.packaged import PACKAGE_PREFIX
 from tbactl.policies.packaged_encoder import packaged_encoder
@@ -77,11 +77,7 @@ class SentenceEncoder:
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"{self._setting} = '{self._source}': cannot be loaded: {error}") from error
         # The mean of hidden states is taken, so that a layer which pools them is of no interest.
-        if missing := missing_weights(info, unused=("pooler.",)):
-            raise ConfigError(
-                f"{self._setting} = '{self._source}': it is incomplete and lacks the weights {some_of(missing)}, which "
-                f"would be random; save or download it again."
-            )
+        check_weights(f"{self._setting} = '{self._source}'", missing_weights(info, unused=("pooler.",)))
         # For some architectures transformers makes an empty tokenizer up where it finds none: all texts would be alike.
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
             raise ConfigError(

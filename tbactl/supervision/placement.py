@@ -24,7 +24,7 @@ RUN_VARIABLE = "TBACTL_SHM_DIRECTORY"
 FOREIGN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "VLLM_PORT")
 
 # Tensors of megabytes come and go all the time. By default glibc gives each back to the kernel, which then clears its
-# pages anew: a tenth to a quarter of a trainer's time on a CPU. So what was freed is kept, in huge pages.
+# pages anew (docs/performance.md, "Trainer"). So what was freed is kept, in huge pages.
 KEEP_FREED_MEMORY = {
     "GLIBC_TUNABLES": ":".join(
         (

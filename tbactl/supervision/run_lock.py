@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tbactl.config.layout import RunLayout
+from tbactl.dashboard.outlet import say
 from tbactl.errors import ConfigError
 
 # The file system knows no locks, or its lock server does not answer.
@@ -51,7 +52,7 @@ def sole_supervisor(run_directory: Path) -> Iterator[None]:
     path = RunLayout(run_directory).lock
     descriptor = _opened(path, os.O_RDWR | os.O_CREAT)
     try:
-        is_locked = _is_free(descriptor, run_directory, warns=True, tries=PATIENCE)
+        is_locked = _lock(descriptor, run_directory, warns=True, tries=PATIENCE)
         _name_holder(descriptor, f"pid {os.getpid()} on {socket.gethostname()}" if is_locked else "")
         try:
             yield
@@ -71,7 +72,7 @@ def check_unsupervised(run_directory: Path) -> None:
     if path.exists():
         descriptor = _opened(path, os.O_RDWR)
         try:
-            _is_free(descriptor, run_directory, warns=False, tries=1)
+            _lock(descriptor, run_directory, warns=False, tries=1)
         finally:
             os.close(descriptor)
 
@@ -91,7 +92,8 @@ def _opened(path: Path, flags: int) -> int:
         raise
 
 
-def _is_free(descriptor: int, run_directory: Path, *, warns: bool, tries: int) -> bool:
+def _lock(descriptor: int, run_directory: Path, *, warns: bool, tries: int) -> bool:
+    """Lock it or refuse; False where the file system has no locks."""
     try:
         for left in reversed(range(tries)):
             if try_lock(descriptor):
@@ -102,10 +104,10 @@ def _is_free(descriptor: int, run_directory: Path, *, warns: bool, tries: int) -
         if error.errno not in NO_LOCKS:
             raise
         if warns:
-            print(
+            say(
                 f"warning: the file system of {run_directory} has no locks ({error.strerror}): nothing keeps a second "
                 f"`tbactl run --resume` out of this run while it lives.",
-                file=sys.stderr,
+                sys.stderr,
             )
         return False
     holder = os.pread(descriptor, _HOLDER_BYTES, 0).decode(errors="replace").strip()

@@ -169,7 +169,7 @@ class FakeEngine:
 
 def _completes_stop_string(running: _Running) -> bool:
     sampling, token_ids = running.request.sampling, running.token_ids
-    if len(token_ids) <= sampling.min_new_tokens:
+    if not sampling.stop_strings or len(token_ids) <= sampling.min_new_tokens:
         return False
     before = decode_tokens(token_ids[:-1])
     return completes_stop_string(decode_tokens(token_ids), before=before, stop_strings=sampling.stop_strings)

@@ -118,7 +118,7 @@ def test_encoder_that_lacks_a_layer_is_refused_and_one_that_lacks_the_pooler_is_
     texts = ["cats sleep", "a poem"]
     assert np.array_equal(SentenceEncoder(str(tmp_path))(texts), SentenceEncoder(str(directory))(texts))
     remove_weights(tmp_path, "layer.1.")
-    with pytest.raises(ConfigError, match=r"replay\.embedder = .* is incomplete and lacks the weights .*layer\.1\."):
+    with pytest.raises(ConfigError, match=r"replay\.embedder = .* is incomplete: it lacks the weights .*layer\.1\."):
         SentenceEncoder(str(tmp_path))(texts)
 
 

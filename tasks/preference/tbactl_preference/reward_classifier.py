@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from tbactl.engines.missing_weights import missing_weights, some_of
+from tbactl.engines.missing_weights import check_weights, missing_weights
 from tbactl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -114,24 +114,14 @@ def load_classifier(path: str, *, dtype: torch.dtype | str) -> tuple[PreTrainedM
         raise ConfigError(
             f"reward model '{path}' has {model.config.num_labels} outputs; a reward model has one (num_labels = 1)."
         )
-    _check_weights(path, missing=missing_weights(info), body=f"{model.base_model_prefix}.")
-    return model, load_tokenizer(source)
-
-
-def _check_weights(path: str, *, missing: list[str], body: str) -> None:
-    if not missing:
-        return
-    head = [name for name in missing if not name.startswith(body)]
-    if head:
+    check_weights(
+        f"reward model '{path}'",
+        missing_weights(info),
+        body=f"{model.base_model_prefix}.",
         # A language model, without the layer that scores: it would be random.
-        raise ConfigError(
-            f"reward model '{path}' lacks the weights {some_of(head)}; it was not trained as a reward model. "
-            f"`tbactl reward train` makes one of it."
-        )
-    raise ConfigError(
-        f"reward model '{path}' is incomplete: it lacks the weights {some_of(missing)}, which would be random; save or "
-        f"download it again."
+        headless="it was not trained as a reward model. `tbactl reward train` makes one of it.",
     )
+    return model, load_tokenizer(source)
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from tbactl.config.reward import RewardConfig, RewardTrainingSection
-from tbactl.engines.missing_weights import missing_weights, some_of
+from tbactl.engines.missing_weights import check_weights, missing_weights
 from tbactl.errors import ConfigError
 from tbactl_preference.reward_bradley_terry import bradley_terry_loss
 from tbactl_preference.reward_classifier import ClassifierReward, last_token_scores, load_tokenizer, use_best_device
@@ -75,11 +75,7 @@ def _start(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         raise ConfigError(f"model.path = '{path}': cannot be loaded as a sequence classifier: {error}") from error
     # What scores is trained from random weights, and so is what pools for it: a language model has neither.
     body = f"{model.base_model_prefix}."
-    if missing := missing_weights(info, below=body, unused=(f"{body}pooler.",)):
-        raise ConfigError(
-            f"model.path = '{path}': it is incomplete and lacks the weights {some_of(missing)}, which would be random; "
-            f"save or download it again."
-        )
+    check_weights(f"model.path = '{path}'", missing_weights(info, below=body, unused=(f"{body}pooler.",)))
     return model, load_tokenizer(source)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
-from tbactl.engines.missing_weights import missing_weights, some_of
+from tbactl.engines.missing_weights import check_weights, missing_weights
 from tbactl.errors import ConfigError
 from tbactl_redteam.classifiers.loading import batches, load_pretrained, max_tokens, padded
 
@@ -50,7 +50,13 @@ class SequenceClassifier:
                 one, is toxic.
         """
         model, tokenizer, info = load_pretrained(source, model_class=AutoModelForSequenceClassification)
-        _check_weights(source, missing=missing_weights(info), body=f"{model.base_model_prefix}.")
+        check_weights(
+            f"classifier '{source}'",
+            missing_weights(info),
+            body=f"{model.base_model_prefix}.",
+            # A language model, without the layer that decides: it would be random.
+            headless=f"it was not trained as a sequence classifier. For a guard model write 'guard:{source}'.",
+        )
         try:
             index = toxic_label_index(_labels(model), toxic_label=toxic_label)
         except ConfigError as error:
@@ -105,22 +111,6 @@ def toxic_label_index(labels: Mapping[int, str], *, toxic_label: str | None) -> 
             f"{problem}; it has {names}. Name one in task.options.classifier_label (or judge_label, for the judge)."
         )
     return found[0]
-
-
-def _check_weights(source: str, *, missing: list[str], body: str) -> None:
-    if not missing:
-        return
-    head = [name for name in missing if not name.startswith(body)]
-    if head:
-        # A language model, without the layer that decides: it would be random.
-        raise ConfigError(
-            f"classifier '{source}' lacks the weights {some_of(head)}; it was not trained as a sequence classifier. "
-            f"For a guard model write 'guard:{source}'."
-        )
-    raise ConfigError(
-        f"classifier '{source}' is incomplete: it lacks the weights {some_of(missing)}, which would be random; save or "
-        f"download it again."
-    )
 
 
 def _labels(model: PreTrainedModel) -> dict[int, str]:
