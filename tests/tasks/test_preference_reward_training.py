@@ -379,7 +379,7 @@ def test_classifier_start_that_lacks_a_layer_is_refused_and_one_without_pooler_a
     assert train_reward(classifier_config(tmp_path, start, rows)).held_out.overall.num_pairs
     remove_weights(start, "layer.1.")
     (tmp_path / "other").mkdir()
-    with pytest.raises(ConfigError, match=r"model\.path = .*start': is incomplete: it lacks the weights bert\."):
+    with pytest.raises(ConfigError, match=r"model\.path = .*start' is incomplete: it lacks the weights bert\."):
         train_reward(classifier_config(tmp_path / "other", start, rows))
 
 
